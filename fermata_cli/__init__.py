@@ -1,0 +1,1 @@
+"""The ``fermata`` command and the local cluster behind ``fermata demo``."""

@@ -1,0 +1,1 @@
+"""The wire contracts of Fermata, as generated Python; import ``fermata.v1``."""

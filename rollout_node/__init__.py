@@ -1,0 +1,1 @@
+"""The rollout node: one vLLM engine and the trajectories on it."""

@@ -1,0 +1,1 @@
+"""The Python SDK for tool authors, and the built-in tools."""

@@ -1,0 +1,1 @@
+"""The trainer node: policy, optimiser, task queue, checkpoints."""
