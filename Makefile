@@ -1,0 +1,48 @@
+# Each target brings what it needs up by itself. Two commands are enough: `make demo` and `make test`.
+.PHONY: demo test test-unit lint format protos clean help
+SHELL := /bin/bash
+VENV := .venv/.installed
+PROTOS_VENV := .venv-protos/.installed
+PACKAGES := node_runtime tool_gateway tool_backend rollout_node trainer_node fermata_cli
+ARGS ?=
+
+help:
+	@echo "make demo       train the demo model on a local cluster; leaves runs/demo/ (ARGS='--seed 1' passes flags on)"
+	@echo "make test       all tests: unit, and integration on real processes and real vLLM (ARGS='-k gateway' passes flags on)"
+	@echo "make test-unit  the quick ones: no processes, no engine"
+	@echo "make lint       ruff, mypy --strict, buf lint and breaking, regenerated stubs compared"
+	@echo "make format     ruff format and the fixes ruff knows"
+	@echo "make protos     regenerate the stubs after a change of protos/"
+
+demo: $(VENV)
+	.venv/bin/fermata demo $(ARGS)
+
+test: $(VENV)
+	.venv/bin/python -m pytest $(ARGS)
+
+test-unit: $(VENV)
+	.venv/bin/python -m pytest -m "not integration and not vllm" $(ARGS)
+
+lint: $(VENV) $(PROTOS_VENV)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/buf lint
+	.venv/bin/buf breaking --against protos/baseline.binpb
+	scripts/protos.sh --check
+
+format: $(VENV)
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+protos: $(PROTOS_VENV)
+	scripts/protos.sh
+
+.venv/.installed: scripts/venv.sh requirements/cpu.txt requirements/dev.txt pyproject.toml
+	scripts/venv.sh .venv
+
+.venv-protos/.installed: scripts/venv.sh requirements/protos.txt
+	scripts/venv.sh .venv-protos
+
+clean:
+	rm -rf .venv .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis
