@@ -1,0 +1,73 @@
+"""Addresses: host and port as text, and which of them never leave this machine.
+
+Invariant: an address that is not `host:port` (or `unix:path`) is refused before gRPC sees it, which would wait for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+
+from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
+
+
+def join(host: str, port: int) -> str:
+    """ "127.0.0.1:7010", "[::1]:7010"."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port". Raises NodeError (EXIT_USAGE)."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or (":" in host and not bracketed):
+        raise NodeError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:7010", EXIT_USAGE)
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port) <= 65535:
+        raise NodeError(f"{address!r} has no port between 1 and 65535: write host:port", EXIT_USAGE)
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith(("unix:", "unix-abstract:"))
+
+
+def is_loopback(host: str) -> bool:
+    """True for names and numbers of this machine's loopback; names are not resolved (a resolver may lie)."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_free(host: str, port: int, what: str, setting: str) -> None:
+    """Raises NodeError (EXIT_UNAVAILABLE) where `host:port` cannot be listened on, saying why.
+
+    gRPC itself says only that it failed. Between this look and the real bind the port may still be taken.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise NodeError(
+            f"{what}: {host!r} is not an address of this machine ({error.strerror})", EXIT_UNAVAILABLE
+        ) from None
+    family, kind, protocol, _name, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            raise NodeError(_why(error, host, port, what, setting), EXIT_UNAVAILABLE) from None
+
+
+def _why(error: OSError, host: str, port: int, what: str, setting: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{what}: port {port} on {host} is in use: stop what listens there or choose another {setting}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{what}: {host} is not an address of this machine: listen on 127.0.0.1, 0.0.0.0 or an own address"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"{what}: cannot listen on {join(host, port)}: {reason}"

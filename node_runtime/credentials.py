@@ -1,0 +1,131 @@
+"""TLS and bearer tokens, read from files.
+
+Invariant: a token never leaves this machine in clear, and never appears in an error, a log line or a settings dump.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from node_runtime.addresses import is_loopback, is_unix, split
+from node_runtime.errors import EXIT_USAGE, NodeError
+from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
+
+_MAX_BYTES: Final = 1024 * 1024
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise NodeError(f"{setting}: {path} does not exist: name an existing file", EXIT_USAGE) from None
+    except OSError as error:
+        raise NodeError(f"{setting}: {path} cannot be read: {error.strerror or error}", EXIT_USAGE) from None
+    if len(data) > _MAX_BYTES:
+        raise NodeError(f"{setting}: {path} has {len(data)} bytes, at most {_MAX_BYTES} are read", EXIT_USAGE)
+    return data
+
+
+def _read_pem(path: Path, setting: str, word: bytes) -> bytes:
+    data = _read(path, setting)
+    if b"-----BEGIN " not in data or word not in data:
+        raise NodeError(f"{setting}: {path} holds no PEM {word.decode().lower()}: give a PEM file", EXIT_USAGE)
+    return data
+
+
+def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
+    """None where TLS is off. Raises NodeError (EXIT_USAGE) where files are missing or no PEM."""
+    if not tls.enabled:
+        return None
+    if tls.cert_file is None or tls.key_file is None:
+        raise NodeError(
+            "runtime.tls: TLS is on (ca_file is set) and this process serves: name its cert_file and key_file too",
+            EXIT_USAGE,
+        )
+    ca = _read_pem(tls.ca_file, "runtime.tls.ca_file", b"CERTIFICATE") if tls.ca_file else None
+    key = _read_pem(tls.key_file, "runtime.tls.key_file", b"PRIVATE KEY")
+    chain = _read_pem(tls.cert_file, "runtime.tls.cert_file", b"CERTIFICATE")
+    return grpc.ssl_server_credentials(
+        [(key, chain)],
+        root_certificates=ca if tls.require_client_cert else None,
+        require_client_auth=tls.require_client_cert,
+    )
+
+
+def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials | None:
+    """None where TLS is off."""
+    if not tls.enabled:
+        return None
+    ca = _read_pem(tls.ca_file, "runtime.tls.ca_file", b"CERTIFICATE") if tls.ca_file else None
+    key = _read_pem(tls.key_file, "runtime.tls.key_file", b"PRIVATE KEY") if tls.key_file else None
+    chain = _read_pem(tls.cert_file, "runtime.tls.cert_file", b"CERTIFICATE") if tls.cert_file else None
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=chain)
+
+
+def read_tokens(path: Path, setting: str) -> list[str]:
+    """The tokens of a file: one a line, empty lines and # comments skipped. At least one, else NodeError."""
+    try:
+        text = _read(path, setting).decode("ascii")
+    except UnicodeDecodeError:
+        raise NodeError(
+            f"{setting}: {path} has characters outside ASCII: a token is printable ASCII", EXIT_USAGE
+        ) from None
+    tokens = [line for raw in text.splitlines() if (line := raw.strip()) and not line.startswith("#")]
+    for number, token in enumerate(tokens, start=1):
+        if not token.isprintable() or " " in token:
+            raise NodeError(f"{setting}: token {number} in {path} has blanks or control characters in it", EXIT_USAGE)
+    if not tokens:
+        raise NodeError(f"{setting}: {path} holds no token: write one a line", EXIT_USAGE)
+    return tokens
+
+
+class TokenCheck:
+    """Decides whether an `authorization` value is one of the accepted bearer tokens, in time that does not depend on
+    which token was nearly right."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    def refusal(self, authorization: str | bytes | None) -> str | None:
+        """None where the caller may go on; else the sentence for it (never holding what it sent)."""
+        if authorization is None:
+            return "no token was sent: send 'authorization: Bearer TOKEN' (runtime.tokens.send_file)"
+        text = authorization if isinstance(authorization, str) else authorization.decode("latin-1")
+        scheme, _, token = text.partition(" ")
+        if scheme.lower() != "bearer":
+            return "the authorization sent is no bearer token: send 'authorization: Bearer TOKEN'"
+        shown = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        known = False
+        for digest in self._digests:
+            known |= hmac.compare_digest(shown, digest)
+        return (
+            None
+            if known
+            else "the token sent is not accepted here: send one of the server's runtime.tokens.accept_file"
+        )
+
+
+def auth_metadata(runtime: RuntimeSettings) -> tuple[tuple[str, str], ...]:
+    """The metadata that shows our token; empty where none is set. open_channel adds it by itself."""
+    if runtime.tokens.send_file is None:
+        return ()
+    token = read_tokens(runtime.tokens.send_file, "runtime.tokens.send_file")[0]
+    return (("authorization", f"Bearer {token}"),)
+
+
+def check_token_stays_here(address: str, runtime: RuntimeSettings) -> None:
+    """Raises NodeError (EXIT_USAGE) where our token would travel in clear to another machine."""
+    if runtime.tokens.send_file is None or runtime.tls.enabled or is_unix(address):
+        return
+    host, _port = split(address)
+    if not is_loopback(host):
+        raise NodeError(
+            f"{address}: a token is set (runtime.tokens.send_file) and would travel in clear: set runtime.tls.ca_file, "
+            "or connect to a loopback address",
+            EXIT_USAGE,
+        )

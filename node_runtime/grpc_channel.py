@@ -1,0 +1,108 @@
+"""The one way to a peer: TLS, token and options in one place.
+
+Invariant: a channel is one connection of its own to one address, never retries by itself, and a peer that is not there
+is one sentence after a bounded wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from node_runtime.addresses import is_unix, split
+from node_runtime.credentials import auth_metadata, channel_credentials, check_token_stays_here
+from node_runtime.errors import EXIT_UNAVAILABLE, NodeError
+from node_runtime.grpc_options import CHANNEL_OPTIONS, KEEPALIVE_OPTIONS
+from node_runtime.runtime_settings import RuntimeSettings
+from node_runtime.token_channel import TokenChannel
+
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+
+def open_channel(address: str, runtime: RuntimeSettings, *, keepalive: bool = True) -> grpc.aio.Channel:
+    """A channel to `address` ("host:port", "[v6]:port" or "unix:path"); call inside a running loop, close it yourself.
+
+    `keepalive=False` for peers that may run another gRPC server with default ping policy (a tool backend in another
+    language): such a server ends connections that are pinged more than once in five minutes.
+    Raises NodeError (EXIT_USAGE) for a malformed address, unreadable files, or a token that would travel in clear.
+    """
+    if not is_unix(address):
+        split(address)
+    check_token_stays_here(address, runtime)
+    options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS, *(KEEPALIVE_OPTIONS if keepalive else ())]
+    credentials = channel_credentials(runtime.tls)
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(address, options)
+    else:
+        if runtime.tls.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", runtime.tls.server_name))
+        channel = grpc.aio.secure_channel(address, credentials, options)
+    pairs = auth_metadata(runtime)
+    return TokenChannel(channel, pairs) if pairs else channel
+
+
+async def wait_ready(
+    channel: grpc.aio.Channel,
+    address: str,
+    *,
+    timeout_s: float,
+    what: str,
+    on_wait: Callable[[str], None] | None = None,
+    every_s: float = 5.0,
+) -> None:
+    """Returns once the peer answers a health check in any way (its loop is alive, not just its socket).
+
+    While it does not, `on_wait` is given a sentence after the first second and then every `every_s`. After `timeout_s`
+    raises NodeError (EXIT_UNAVAILABLE) with the last reason.
+    """
+    check = channel.unary_unary(
+        _HEALTH_CHECK,
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    begun = time.monotonic()
+    slice_s = min(1.0, every_s)
+    reason = ""
+    while True:
+        left = timeout_s - (time.monotonic() - begun)
+        if left <= 0:
+            reason = await _last_reason(check) or reason
+            because = f" ({reason})" if reason else ""
+            raise NodeError(
+                f"{what} at {address} did not answer within {timeout_s:g} s{because}: start it, or correct its address",
+                EXIT_UNAVAILABLE,
+            )
+        tried = time.monotonic()
+        try:
+            await check(health_pb2.HealthCheckRequest(), timeout=min(left, slice_s), wait_for_ready=True)
+            return
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+                return  # NOT_FOUND, UNIMPLEMENTED, UNAUTHENTICATED: somebody is there
+            reason = _one_line(error.details())
+        if on_wait is not None:
+            on_wait(f"waiting for {what} at {address} ({time.monotonic() - begun:.0f} of {timeout_s:g} s)")
+            slice_s = every_s
+        # UNAVAILABLE comes at once where a connection was cut in the middle: wait out a little of the slice.
+        if time.monotonic() - tried < 0.1:
+            await asyncio.sleep(min(0.2, max(0.0, timeout_s - (time.monotonic() - begun))))
+
+
+async def _last_reason(check: Callable[..., Any]) -> str:
+    """Why it is not there (refused, TLS), which only a call that does not wait for the connection is told."""
+    try:
+        await check(health_pb2.HealthCheckRequest(), timeout=0.5)
+    except grpc.aio.AioRpcError as error:
+        return _one_line(error.details()) if error.code() == grpc.StatusCode.UNAVAILABLE else ""
+    return ""
+
+
+def _one_line(text: str | None) -> str:
+    flat = " ".join((text or "").split())
+    return flat if len(flat) <= 200 else flat[:197] + "..."
