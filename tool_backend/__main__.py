@@ -1,0 +1,9 @@
+"""``python -m tool_backend calculator``: serve built-in tools and tools of one's own."""
+
+from __future__ import annotations
+
+import sys
+
+from tool_backend.serve import main
+
+sys.exit(main())

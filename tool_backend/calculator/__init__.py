@@ -1,0 +1,1 @@
+"""The calculator: a built-in tool that computes exactly, in bounded work."""
