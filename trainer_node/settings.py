@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from node_runtime.settings import Section
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from node_runtime.settings import Section
 
 LossAggregation = Literal["token", "sequence", "dr_grpo"]
 AdvantageNormalisation = Literal["group_std", "none"]
@@ -62,7 +63,10 @@ class DispatchSettings(Section):
     startup_timeout_s: PositiveFloat = Field(180.0, description="to wait for a rollout node at start")
     tools_timeout_s: PositiveFloat = Field(15.0, description="to wait at start for tools that tasks name")
     node_timeout_s: PositiveFloat = Field(300.0, description="to wait for any node once all are lost")
-    silence_timeout_s: PositiveFloat = Field(60.0, description="a stream that says nothing so long is dead")
+    reconnect_grace_s: PositiveFloat = Field(
+        5.0, description="trajectories stay with a node whose stream broke so long, then they are moved"
+    )
+    silence_timeout_s: PositiveFloat = Field(30.0, description="a stream that says nothing so long is dead")
     reconnect_base_s: PositiveFloat = Field(0.2, description="full jitter, doubling from here")
     reconnect_max_s: PositiveFloat = 5.0
     max_moves: int = Field(8, ge=0, description="how often one trajectory is taken to another node, or run again")
@@ -119,7 +123,7 @@ class TrainerSettings(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=0, description="torch threads; 0: torch's own choice")
     device: str = Field("auto", description="auto, cpu or cuda")
-    tokens_per_microbatch: PositiveInt = Field(8192, description="padded tokens in one forward pass")
+    tokens_per_microbatch: PositiveInt = Field(4096, description="padded tokens in one forward pass")
 
     target_reward: float | None = Field(None, description="stop early once the mean reward reaches this ...")
     target_window: PositiveInt = Field(3, description="... over this many steps")

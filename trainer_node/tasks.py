@@ -21,7 +21,8 @@ ROLES = ("system", "user", "assistant", "tool")
 class TaskError(NodeError):
     """A task file that cannot be used; the sentence names file and line."""
 
-    exit_code = EXIT_USAGE
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, EXIT_USAGE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,8 +37,11 @@ class Task:
     extra: dict[str, Any]  # further fields of the line, for rewards of the user's own
 
 
-def load_tasks(path: Path) -> list[Task]:
-    """Read every task of a JSONL file. Raises TaskError with one sentence for the first line that is wrong."""
+def load_tasks(path: Path, *, need_answer: bool = False) -> list[Task]:
+    """Read every task of a JSONL file. Raises TaskError with one sentence for the first line that is wrong.
+
+    `need_answer`: the reward compares with the field 'answer', so a task without one is wrong.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -53,8 +57,12 @@ def load_tasks(path: Path) -> list[Task]:
         if not line.strip():
             continue
         task = _parse_line(line, f"{path}:{number}")
+        if need_answer and task.answer is None:
+            raise TaskError(f"{path}:{number}: field 'answer' is missing: the reward exact_answer needs it as a string")
         if task.id in seen:
-            raise TaskError(f"{path}:{number}: task id {task.id!r} is used on line {seen[task.id]} already: ids are unique")
+            raise TaskError(
+                f"{path}:{number}: task id {task.id!r} is used on line {seen[task.id]} already: ids are unique"
+            )
         seen[task.id] = number
         tasks.append(task)
     if not tasks:
@@ -74,7 +82,9 @@ def _parse_line(line: str, where: str) -> Task:
         raise TaskError(f"{where}: field 'id' must be a non-empty string")
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise TaskError(f"{where}: field 'messages' must be a non-empty list of {{role, content}}, got {_kind(messages)}")
+        raise TaskError(
+            f"{where}: field 'messages' must be a non-empty list of {{role, content}}, got {_kind(messages)}"
+        )
     parsed = []
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
@@ -116,7 +126,7 @@ def _kind(value: object) -> str:
 
 
 class TaskStream:
-    """Endless seeded epochs over a list of tasks. `frontier` counts tasks handed out and may be set to go on from there."""
+    """Endless seeded epochs over a list of tasks. `frontier` counts tasks handed out; a run may begin at any."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, frontier: int = 0) -> None:
         if not tasks:
