@@ -1,0 +1,116 @@
+"""From a model's folder (or Hugging Face name) to its TurnFormat.
+
+Owns what is read from disk: tokenizer, chat template, stop tokens. Invariant: everything that is missing or cannot be
+used is one TurnFormatError sentence that says what and where.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rollout_node.turn.bridge import prove_bridge
+from rollout_node.turn.format import PARSERS, TurnFormat
+from rollout_node.turn.known import KnownModel
+from rollout_node.turn.prompt import TemplatePrompt, check_hermes, template_writes_hermes
+from rollout_node.turn.records import TurnFormatError
+from rollout_node.turn.template import ChatTemplate
+from rollout_node.turn.vocabulary import Vocabulary
+
+# Tokens that end a turn in templates whose configuration names only the end of a document.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|call|>", "<|observation|>")
+
+
+def load_turn_format(model_path: str, *, renderer: str = "auto", parser: str = "hermes") -> TurnFormat:
+    """``renderer``: "auto" (the library's renderer where it knows the model, else the chat template), "template", or
+    the library's name of a renderer such as "qwen3"."""
+    if parser not in PARSERS:
+        raise TurnFormatError(f"there is no parser {parser!r}; the parsers are: {', '.join(PARSERS)}")
+    tokenizer = _load_tokenizer(model_path)
+    vocabulary = Vocabulary(tokenizer.backend_tokenizer)
+    name = known_renderer(model_path) if renderer == "auto" else renderer
+    if name is not None and name != "template":
+        return _by_renderer(vocabulary, name, model_path, tokenizer.eos_token_id)
+    source = _template_source(tokenizer, model_path)
+    stop_ids = _stop_ids(tokenizer, vocabulary, source, model_path)
+    template = ChatTemplate(source, {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)})
+    try:
+        bridge = prove_bridge(template, vocabulary, frozenset(stop_ids))
+        template_writes_hermes(template, vocabulary, stop_ids, bridge.form)
+    except TurnFormatError as error:
+        raise TurnFormatError(f"model {model_path}: {error}") from error
+    return TurnFormat(
+        vocabulary,
+        prompt=TemplatePrompt(template, vocabulary),
+        bridge=bridge,
+        stop_token_ids=stop_ids,
+        template_hash=template.hash,
+        route="template",
+    )
+
+
+def known_renderer(model_path: str) -> str | None:
+    """The library's renderer for a model by its Hugging Face name; fine-tunes and folders have none on purpose."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    name: str | None = MODEL_RENDERER_MAP.get(model_path)
+    return name
+
+
+def _by_renderer(vocabulary: Vocabulary, name: str, model_path: str, eos_token_id: int | None) -> TurnFormat:
+    try:
+        known = KnownModel(vocabulary, name, model_path, eos_token_id)
+        check_hermes(vocabulary, known.stop_token_ids, *known.example_turn())
+    except TurnFormatError as error:
+        raise TurnFormatError(f"model {model_path}: {error}") from error
+    return TurnFormat(
+        vocabulary,
+        prompt=known,
+        bridge=known.bridge,
+        stop_token_ids=known.stop_token_ids,
+        template_hash=known.hash,
+        route=f"renderers:{name}",
+    )
+
+
+def _load_tokenizer(model_path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    if model_path.startswith((".", "/", "~")) and not Path(model_path).expanduser().is_dir():
+        raise TurnFormatError(f"there is no model folder at {model_path}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(Path(model_path).expanduser()) if model_path[:1] in "./~" else model_path
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TurnFormatError(f"no tokenizer can be loaded from {model_path}: {first}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise TurnFormatError(f"model {model_path} has no fast tokenizer (tokenizer.json); exact ids need one")
+    return tokenizer
+
+
+def _template_source(tokenizer: Any, model_path: str) -> str:
+    source = tokenizer.chat_template
+    if isinstance(source, dict):
+        source = source.get("tool_use") or source.get("default")
+    if not isinstance(source, str) or not source:
+        raise TurnFormatError(
+            f"model {model_path} has no chat template; put one into chat_template.jinja in the model's folder"
+        )
+    return source
+
+
+def _stop_ids(tokenizer: Any, vocabulary: Vocabulary, source: str, model_path: str) -> list[int]:
+    found: list[int] = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    for file in ("generation_config.json", "config.json"):
+        path = Path(model_path).expanduser() / file
+        if path.is_file():
+            try:
+                eos = json.loads(path.read_text()).get("eos_token_id")
+            except (json.JSONDecodeError, AttributeError) as error:
+                raise TurnFormatError(f"{path} is not a JSON object: {error}") from error
+            found += [eos] if isinstance(eos, int) else list(eos or [])
+    found += [vocabulary.control[token] for token in _TURN_ENDS if token in vocabulary.control and token in source]
+    if not found:
+        raise TurnFormatError(f"model {model_path} names no stop token; set eos_token in tokenizer_config.json")
+    return list(dict.fromkeys(found))
