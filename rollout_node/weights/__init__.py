@@ -1,0 +1,1 @@
+"""Weights as the rollout node receives, proves and serves them."""
