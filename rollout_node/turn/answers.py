@@ -77,9 +77,7 @@ class AnswerRenderer:
 
     def _frames(self, last_id: int | None, count: int) -> list[tuple[tuple[Piece, ...], tuple[Piece, ...]]]:
         bridge = self._bridge
-        before = bridge.before
-        if before and isinstance(before[0], int) and before[0] == last_id:
-            before = before[1:]
+        before = _after_close(bridge.before, last_id)
         return [
             (before if i == 0 else bridge.between, bridge.end if i == count - 1 else bridge.after) for i in range(count)
         ]
@@ -147,6 +145,17 @@ class _Job:
             else:
                 keep -= max(1, keep // 8)
         return self._encode(_marker(len(self._body))), len(self._body)
+
+
+def _after_close(before: tuple[Piece, ...], last_id: int | None) -> tuple[Piece, ...]:
+    """``before`` without what the model wrote itself: the stop token of the turn, or (where the next message's opening
+    token is what stops the model) that opening token."""
+    for i, piece in enumerate(before):
+        if not isinstance(piece, int):
+            break
+        if piece == last_id:
+            return before[i + 1 :]
+    return before
 
 
 def _marker(left_out: int) -> str:

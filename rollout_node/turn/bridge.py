@@ -5,6 +5,7 @@ without them, the text around the answers is the same in the first and in later 
 answers, and what the template does to an answer's text is one of the known transformations. Then appending is exact.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from rollout_node.turn.sentences import quote
 from rollout_node.turn.template import ChatTemplate
 from rollout_node.turn.vocabulary import Piece, Slot, Vocabulary
 
-CONTENT, NAME = Slot(0), Slot(1)
+NAME = Slot(1)  # the tool's name, for templates that write it beside the answer
 
 # What templates do to the text of an answer.
 TRANSFORMS: Mapping[str, Callable[[str], str]] = {
@@ -58,6 +59,10 @@ class _UnprovenError(Exception):
 
 
 _NAME_MARK = "fmtheirnameq"
+_TOOL = {
+    "type": "function",
+    "function": {"name": "fmtoolq", "description": "fmtoolq", "parameters": {"type": "object", "properties": {}}},
+}
 PROBES = (
     "plain",
     "  edges \n\n",
@@ -124,10 +129,9 @@ _FORMS: Mapping[str, Callable[[int, str], dict[str, Any]]] = {
 }
 
 
-def example_turn(form: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A question and the turn with one call that answers it, as the bridge was proven with."""
-    question, turn = _conversation(_FORMS[form], 0, 1)
-    return question, turn
+def example_turns() -> list[list[dict[str, Any]]]:
+    """A question and the turn with one call that answers it, in each form in which calls are handed to a template."""
+    return [_conversation(write, 0, 1) for form, write in _FORMS.items() if write is not _spelled_out]
 
 
 def _conversation(write: Callable[[int, str], dict[str, Any]], earlier: int, count: int) -> list[dict[str, Any]]:
@@ -143,9 +147,11 @@ def _answer(label: str, index: int, content: str) -> dict[str, Any]:
     return {"role": "tool", "name": name, "tool_call_id": f"fmid{label}{index}q", "content": content}
 
 
-def _text(template: ChatTemplate, messages: list[dict[str, Any]], *, prompt: bool, stage: int) -> str:
+def _text(
+    template: ChatTemplate, messages: list[dict[str, Any]], *, prompt: bool, stage: int, offered: bool = True
+) -> str:
     try:
-        return template.render(messages, add_generation_prompt=prompt)
+        return template.render(messages, [_TOOL] if offered else None, add_generation_prompt=prompt)
     except RenderError as error:
         raise _UnprovenError(stage, str(error)) from error
 
@@ -156,18 +162,19 @@ def _prove_form(
     stop_ids: frozenset[int],
     write: Callable[[int, str], dict[str, Any]],
 ) -> _Frame:
-    """The frame which all of (0, 1, 2 earlier turns) x (1, 2, 3 answers) agree on."""
+    """The frame which all of (0, 1, 2 earlier turns) x (1, 2, 3 answers) x (tools offered or not) agree on."""
     first: _Frame | None = None
     between: str | None = None
-    for earlier in (0, 1, 2):
-        for count in (1, 2, 3):
-            frame = _frame(template, vocabulary, stop_ids, write, earlier, count)
+    for offered in (True, False):
+        for earlier, count in itertools.product((0, 1, 2), (1, 2, 3)):
+            frame = _frame(template, vocabulary, stop_ids, write, earlier, count, offered)
             if first is None:
                 first = frame
             for part in ("close", "before", "end"):
                 was, now = getattr(first, part), getattr(frame, part)
                 if was != now:
                     where = "in a later turn" if earlier else f"of {count} answers to one turn"
+                    where = where if offered else "where no tools are offered"
                     raise _UnprovenError(
                         3, f"it writes {quote(now)} {where} where it wrote {quote(was)} for a first answer"
                     )
@@ -186,15 +193,18 @@ def _frame(
     write: Callable[[int, str], dict[str, Any]],
     earlier: int,
     count: int,
+    offered: bool,
 ) -> _Frame:
     base_messages = _conversation(write, earlier, count)
-    base = _text(template, base_messages, prompt=False, stage=0)
+    base = _text(template, base_messages, prompt=False, stage=0, offered=offered)
     marks = [f"fmanswer{i}q" for i in range(count)]
     answers = [_answer("n", i, mark) for i, mark in enumerate(marks)]
-    whole = _text(template, base_messages + answers, prompt=True, stage=0 if count == 1 else 2)
+    stage = 0 if count == 1 else 2
+    whole = _text(template, base_messages + answers, prompt=True, stage=stage, offered=offered)
     last_argument = f"fmargn{count - 1}q"
     if last_argument not in base:
-        raise _UnprovenError(0 if count == 1 else 1, "it does not write the calls of a turn")
+        few = "it writes only the first of several calls of one turn" if count > 1 else "it does not write calls"
+        raise _UnprovenError(min(count, 2) - 1, few)
     if not whole.startswith(base):
         raise _UnprovenError(2, _what_changes(base, whole))
     added = whole[len(base) :]
@@ -265,16 +275,29 @@ def _cut(frame: _Frame, vocabulary: Vocabulary, transform: str, form: str) -> Br
                 out.append(piece)
         return out
 
-    after, between = split_between(pieces(frame.between or ""))
+    after, between = split_between(pieces(frame.between or ""), vocabulary)
     return Bridge(tuple(pieces(frame.close + frame.before)), after, between, tuple(pieces(frame.end)), transform, form)
 
 
-def split_between(pieces: list[Piece]) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-    """What lies between two answers, cut where no token can span: after its first control token, else at its start.
-
-    Each answer is encoded apart (its ids are stamped with its call), so the cut must not change a token.
-    """
+def split_between(pieces: list[Piece], vocabulary: Vocabulary) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+    """What lies between two answers, cut where no token spans: each answer is encoded apart, as its ids are stamped
+    with its call. That is after the first control token, else at the first place in the text where encoding the two
+    sides apart gives the same ids."""
     for i, piece in enumerate(pieces):
         if isinstance(piece, int):
             return tuple(pieces[: i + 1]), tuple(pieces[i + 1 :])
+    if len(pieces) == 1 and isinstance(pieces[0], str):
+        text = pieces[0]
+        for place in range(1, len(text)):
+            if all(_parts_alike(vocabulary, answer + text, len(answer) + place, answer) for answer in _NEIGHBOURS):
+                return (text[:place],), (text[place:],)
     return (), tuple(pieces)
+
+
+_NEIGHBOURS = ("408", "moss: a plant.", "line\n", " ", "{}")
+
+
+def _parts_alike(vocabulary: Vocabulary, text: str, place: int, follows: str) -> bool:
+    text += follows
+    apart = vocabulary.encode_plain(text[:place]) + vocabulary.encode_plain(text[place:])
+    return apart == vocabulary.encode_plain(text)

@@ -81,7 +81,7 @@ class TurnFormat:
         stop_ids = [_stop_id(vocabulary, token) for token in stop_tokens]
         chat_template = ChatTemplate(template, variables)
         bridge = prove_bridge(chat_template, vocabulary, frozenset(stop_ids))
-        template_writes_hermes(chat_template, vocabulary, stop_ids, bridge.form)
+        template_writes_hermes(chat_template, vocabulary, stop_ids)
         return cls(
             vocabulary,
             prompt=TemplatePrompt(chat_template, vocabulary),

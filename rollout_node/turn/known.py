@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_node.turn.bridge import CONTENT, NAME, PROBES, TRANSFORMS, Bridge, split_between
+from rollout_node.turn.bridge import NAME, PROBES, TRANSFORMS, Bridge, split_between
 from rollout_node.turn.guard import Guard
 from rollout_node.turn.prompt import protected_ids
 from rollout_node.turn.records import Message, RenderError, ToolDefinition, TurnFormatError
@@ -79,7 +79,7 @@ class KnownModel:
         try:
             config = config_from_name(name)
             self._renderer: Any = create_renderer(self._tokenizer, config)  # type: ignore[arg-type]
-        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # the library's renderers raise whatever they like when a token is missing
             raise TurnFormatError(f"the renderer {name!r} cannot be used with this tokenizer: {error}") from error
         self._tokenizer.keep()
         self.hash = hashlib.sha256(f"renderers/{name}/{config!r}".encode()).hexdigest()
@@ -119,15 +119,18 @@ class KnownModel:
         for (_, count), parts in split.items():
             if parts != [before, *[between] * (count - 1), end]:
                 raise TurnFormatError("the model's renderer writes different texts around answers of different turns")
-        texts = _join([*before, _ANSWER.format(0), *end])
+        remaining = dict(TRANSFORMS)
         for probe in PROBES + tuple(f"a {token} b" for token in self._vocabulary.control):
-            safe = self._guard.protect(probe, _MARK)
-            if _join(self._frame(0, [safe])).replace(_MARK, "") != texts.replace(_ANSWER.format(0), probe):
+            got = _join(self._frame(0, [self._guard.protect(probe, _MARK)])).replace(_MARK, "")
+            for name, transform in list(remaining.items()):
+                if got != _join([*before, transform(probe), *end]):
+                    del remaining[name]
+            if not remaining:
                 raise TurnFormatError(
-                    f"the model's renderer changes the text of an answer: {probe!r} does not come out"
+                    f"the model's renderer changes the text of an answer: {probe!r} does not come out whole"
                 )
-        after, between_rest = split_between(between)
-        return Bridge(tuple(before), after, between_rest, tuple(end), next(iter(TRANSFORMS)), "renderers")
+        after, between_rest = split_between(between, self._vocabulary)
+        return Bridge(tuple(before), after, between_rest, tuple(end), next(iter(remaining)), "renderers")
 
     def _frame(self, earlier: int, contents: Sequence[str]) -> list[Piece]:
         """What the library appends to a turn that did not close itself, for these answers."""
@@ -180,6 +183,3 @@ def _named(text: str, index: int) -> list[Piece]:
 def _join(pieces: Sequence[Piece]) -> str:
     """One comparable text: ids by number, slots by name, places where encoding stops."""
     return "".join(p if isinstance(p, str) else f"\0{p.index}/" if isinstance(p, Slot) else f"\0{p}." for p in pieces)
-
-
-__all__ = ["CONTENT", "KnownModel", "TextKeepingTokenizer"]

@@ -35,7 +35,7 @@ def load_turn_format(model_path: str, *, renderer: str = "auto", parser: str = "
     template = ChatTemplate(source, {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)})
     try:
         bridge = prove_bridge(template, vocabulary, frozenset(stop_ids))
-        template_writes_hermes(template, vocabulary, stop_ids, bridge.form)
+        template_writes_hermes(template, vocabulary, stop_ids)
     except TurnFormatError as error:
         raise TurnFormatError(f"model {model_path}: {error}") from error
     return TurnFormat(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollout_node.turn.bridge import example_turn
+from rollout_node.turn.bridge import example_turns
 from rollout_node.turn.guard import Guard, map_strings, neutral, pick_mark, strings_in
 from rollout_node.turn.records import Message, RenderError, ToolDefinition, TurnFormatError
 from rollout_node.turn.sentences import quote
@@ -94,6 +94,12 @@ class TemplatePrompt:
         self._template = template
         self._vocabulary = vocabulary
         self._guard = Guard(vocabulary.control)
+        example = template.render([{"role": "user", "content": "What is 12*34?"}], add_generation_prompt=True)
+        if not vocabulary.agrees(example):
+            raise TurnFormatError(
+                "the tokenizer encodes the parts between control tokens differently from the whole prompt, "
+                f"seen with {quote(example)}; a tokenizer that splits at its control tokens is needed"
+            )
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         return protected_ids(self._vocabulary, self._guard, self._pieces, messages, tools)
@@ -102,18 +108,25 @@ class TemplatePrompt:
         return self._vocabulary.split_control(self._template.render(messages, tools, add_generation_prompt=True))
 
 
-def template_writes_hermes(template: ChatTemplate, vocabulary: Vocabulary, stop_ids: Sequence[int], form: str) -> None:
-    """Refuses a template that writes calls in another format than the parser reads."""
-    question, turn = example_turn(form)
-    asked = template.render([question], add_generation_prompt=True)
-    answered = template.render([question, turn], add_generation_prompt=False)
-    start = next((i for i, (a, b) in enumerate(zip(asked, answered, strict=False)) if a != b), len(asked))
-    written = answered[start:]
-    check_hermes(vocabulary, stop_ids, vocabulary.encode_trusted(written), written)
+def template_writes_hermes(template: ChatTemplate, vocabulary: Vocabulary, stop_ids: Sequence[int]) -> None:
+    """Refuses a template that writes calls in another format than the parser reads.
+
+    A template that knows no calls at all is taken: the task's own prompt tells the model how to write them.
+    """
+    for messages in example_turns():
+        try:
+            asked = template.render(messages[:1], add_generation_prompt=True)
+            answered = template.render(messages, add_generation_prompt=False)
+        except RenderError:
+            continue
+        if "fmargn0q" in answered:
+            start = next((i for i, (a, b) in enumerate(zip(asked, answered, strict=False)) if a != b), len(asked))
+            check_hermes(vocabulary, stop_ids, vocabulary.encode_trusted(answered[start:]), answered[start:])
+            return
 
 
 def check_hermes(vocabulary: Vocabulary, stop_ids: Sequence[int], turn_ids: list[int], written: str) -> None:
-    """The turn of `example_turn`, as the model would write it, must parse to its one call."""
+    """An example turn, as the model would write it, must parse to its one call."""
     tools = ToolSet({"fmnamen0q": ToolDefinition("fmnamen0q")})
     stream = TurnStream(TurnGrammar(vocabulary, stop_ids), tools)
     stream.feed(turn_ids)

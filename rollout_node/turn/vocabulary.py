@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -56,7 +57,16 @@ class Vocabulary:
         kept = [entry for entry in entries if entry["content"] not in self.control]
         for attempt in (kept, []):
             # A post-processor may name control tokens; it only adds special tokens, which we never ask for.
-            plain = Tokenizer.from_str(json.dumps({**description, "added_tokens": attempt, "post_processor": None}))
+            plain = Tokenizer.from_str(
+                json.dumps(
+                    {
+                        **description,
+                        "added_tokens": attempt,
+                        "post_processor": None,
+                        "pre_tokenizer": _never_first(description.get("pre_tokenizer")),
+                    }
+                )
+            )
             if all(plain.token_to_id(entry["content"]) == added[entry["content"]] for entry in attempt):
                 break
         return plain
@@ -122,6 +132,11 @@ class Vocabulary:
                 run.append(texts[piece.index] if isinstance(piece, Slot) else piece)
         return out + self.encode_plain("".join(run))
 
+    def agrees(self, text: str) -> bool:
+        """Whether encoding this trusted text in parts gives what the tokenizer gives for the whole of it."""
+        whole: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self.encode_trusted(text) == whole
+
     def encode_trusted(self, text: str) -> list[int]:
         """Ids of the template's own text, control tokens and all."""
         return self.encode_pieces(self.split_control(text))
@@ -170,6 +185,18 @@ class TextReader:
         self._context = self._held[-4:]
         self._held = []
         return text
+
+
+def _never_first(pre_tokenizer: Any) -> Any:
+    """Metaspace marks the first word of a whole text; our parts lie behind control tokens, so none of them is first."""
+    if not isinstance(pre_tokenizer, dict):
+        return pre_tokenizer
+    changed = dict(pre_tokenizer)
+    if changed.get("type") == "Metaspace" and changed.get("prepend_scheme") == "first":
+        changed["prepend_scheme"] = "never"
+    if isinstance(changed.get("pretokenizers"), list):
+        changed["pretokenizers"] = [_never_first(entry) for entry in changed["pretokenizers"]]
+    return changed
 
 
 def _utf8_able(text: str) -> str:
