@@ -13,8 +13,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from node_runtime import logs
 from node_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NodeError
@@ -49,21 +50,51 @@ def run(main: Callable[[Lifetime], Awaitable[None]], runtime: RuntimeSettings, *
     """
     name = process or (main.__module__.split(".")[0] if main.__module__ != "__main__" else "fermata")
     logs.configure(runtime, name)
+    threads_before = set(threading.enumerate())
+    ending = _Ending(runtime.shutdown_grace_s, name)
     try:
         if runtime.exit_with_parent:
             exit_with_parent(runtime.parent_pid)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_supervise(main, runtime, name))
+        with ending, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            code = runner.run(_supervise(main, runtime, name, ending))
     except NodeError as error:
         _say(name, str(error))
-        return error.exit_code
+        code = error.exit_code
+    except asyncio.CancelledError:
+        _say(name, "main was cancelled from within")
+        code = EXIT_FAILED
     except Exception as error:
+        told = _node_errors(error)
+        if told:
+            _say(name, "\n".join(dict.fromkeys(map(str, told))))
+            return _leave_threads(threads_before, name, told[0].exit_code)
         log.error("the process failed", exc_info=error)
-        _say(
-            name,
-            f"failed with {type(error).__name__}: {' '.join(str(error).split())[:300]} (the log has the traceback)",
-        )
-        return EXIT_FAILED
+        text = " ".join(str(error).split())[:300]
+        _say(name, f"failed with {type(error).__name__}: {text} (the log above has the traceback)")
+        code = EXIT_FAILED
+    return _leave_threads(threads_before, name, code)
+
+
+def _node_errors(error: BaseException) -> list[NodeError]:
+    """The NodeErrors of a task group, where it holds nothing else."""
+    if isinstance(error, NodeError):
+        return [error]
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    parts = [_node_errors(part) for part in error.exceptions]
+    return [found for part in parts for found in part] if all(parts) else []
+
+
+def _leave_threads(before: set[threading.Thread], name: str, code: int) -> int:
+    """Python waits for threads at its end, a hanging tool's for ever: leave without those that main left behind."""
+    deadline = time.monotonic() + _CANCEL_GRACE_S
+    left = [t for t in threading.enumerate() if t not in before and not t.daemon]
+    for thread in left:
+        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+    hanging = [thread.name for thread in left if thread.is_alive()]
+    if hanging:
+        _exit_now(name, f"ended without waiting for {len(hanging)} hanging threads ({', '.join(hanging[:3])})", code)
+    return code
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -74,24 +105,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _supervise(main: Callable[[Lifetime], Awaitable[None]], runtime: RuntimeSettings, name: str) -> int:
+async def _supervise(
+    main: Callable[[Lifetime], Awaitable[None]], runtime: RuntimeSettings, name: str, ending: _Ending
+) -> int:
     lifetime = Lifetime(runtime, name)
     loop = asyncio.get_running_loop()
-    watchdog = _Watchdog(runtime.shutdown_grace_s, name)
-
-    def on_signal(number: int, _frame: object) -> None:
-        if not watchdog.begin():
-            _exit_now(name, "interrupted twice, ended at once", EXIT_INTERRUPTED)
-        loop.call_soon_threadsafe(_stop, lifetime, number)
-
-    # Python's own handlers, not the loop's: they run even while the loop is kept busy.
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    ending.on_first_signal(lambda number: loop.call_soon_threadsafe(_stop, lifetime, number))
     try:
         return await _main_until_stopped(main, lifetime, runtime.shutdown_grace_s)
     finally:
-        watchdog.end()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        ending.begin()
 
 
 def _stop(lifetime: Lifetime, number: int) -> None:
@@ -125,26 +148,49 @@ def _too_slow(grace_s: float) -> str:
     )
 
 
-class _Watchdog:
-    """Ends the process from a thread when the loop cannot: the bound of last resort."""
+class _Ending:
+    """The signals of the process, and the bound of last resort: a thread that ends it when the loop cannot."""
 
     def __init__(self, grace_s: float, process: str) -> None:
         self._grace_s = grace_s
         self._process = process
+        self._signalled = False
+        self._tell: Callable[[int], object] | None = None
         self._timer: threading.Timer | None = None
+        self._previous: dict[int, Any] = {}
 
-    def begin(self) -> bool:
-        """False where it had begun already."""
-        if self._timer is not None:
-            return False
-        self._timer = threading.Timer(self._grace_s + 2 * _CANCEL_GRACE_S, self._bite)
-        self._timer.daemon = True
-        self._timer.start()
-        return True
+    def __enter__(self) -> Self:
+        # Python's own handlers, not the loop's: they run even while the loop is kept busy.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *_exc: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def on_first_signal(self, tell: Callable[[int], object]) -> None:
+        self._tell = tell
+
+    def begin(self) -> None:
+        """From here the process has its grace, and a little for cancelling, before it is ended."""
+        if self._timer is None:
+            self._timer = threading.Timer(self._grace_s + 2 * _CANCEL_GRACE_S, self._bite)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self._signalled:
+            _exit_now(self._process, "interrupted twice, ended at once", EXIT_INTERRUPTED)
+        self._signalled = True
+        self.begin()
+        if self._tell is not None:
+            try:
+                self._tell(number)
+            except RuntimeError:  # the loop is closed: the process is ending anyway
+                return
 
     def _bite(self) -> None:
         _exit_now(self._process, _too_slow(self._grace_s), EXIT_FAILED)
@@ -159,6 +205,15 @@ def _say(process: str, text: str) -> None:
 def _exit_now(process: str, sentence: str, code: int) -> None:
     os.write(2, f"{process}: {sentence}\n".encode())
     os._exit(code)
+
+
+def interruptible_start(process: str) -> None:
+    """For the top of a program whose imports take seconds: until run() takes over, Ctrl-C is one sentence and 130."""
+
+    def on_signal(_number: int, _frame: object) -> None:
+        _exit_now(process, "interrupted while starting", EXIT_INTERRUPTED)
+
+    signal.signal(signal.SIGINT, on_signal)
 
 
 def exit_with_parent(parent_pid: int | None = None) -> None:

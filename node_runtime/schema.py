@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
@@ -21,6 +22,7 @@ MAX_SCHEMA_BYTES: Final = 256 * 1024
 MAX_ARGS_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 64
 _MAX_PROBLEMS: Final = 3
+_ALL_ERRORS_BYTES: Final = 16 * 1024
 _MAX_REGEX_BYTES: Final = 1024 * 1024
 
 
@@ -95,7 +97,12 @@ def _parse(data: bytes, noun: str, plural: bool = True) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise _BadJson(f"{noun} {are} nested more than {MAX_DEPTH} deep: use a flatter value")
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_exact, object_pairs_hook=_no_duplicates)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_exact, object_pairs_hook=_no_duplicates)
+        if "\\ud" in text or "\\uD" in text:  # surrogates come in pairs or are no character
+            json.dumps(value, ensure_ascii=False, default=str).encode("utf-8")
+        return value
+    except UnicodeEncodeError:
+        raise _BadJson(f"{noun} {hold} half of a surrogate pair, which is no character: write both halves") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise _BadJson(f"{noun} {are} not JSON: {error.msg} at {where}") from None
@@ -106,7 +113,7 @@ def _parse(data: bytes, noun: str, plural: bool = True) -> Any:
 
 
 def _forbid(uri: str) -> NoReturn:
-    raise ValueError(f"{uri} is outside the schema: only references into the schema itself (#/$defs/...) are followed")
+    raise ValueError(f"{uri} is outside the schema")
 
 
 class ArgumentValidator:
@@ -125,9 +132,7 @@ class ArgumentValidator:
         self._schema = schema
         try:
             self._validator = jsonschema_rs.validator_for(
-                schema
-                if "$schema" in schema
-                else {**schema, "$schema": "https://json-schema.org/draft/2020-12/schema"},
+                schema,  # without $schema: draft 2020-12
                 retriever=_forbid,
                 # An engine without backtracking: linear time for any pattern it accepts, and those it cannot run
                 # (look-around, back-references) are refused here.
@@ -150,17 +155,27 @@ class ArgumentValidator:
             return _not_an_object(args)
         if self._validator.is_valid(args):
             return None
-        return self._sentence(args)
+        return self._sentence(args, len(args_json))
 
-    def _sentence(self, args: dict[str, Any]) -> str:
+    def _sentence(self, args: dict[str, Any], size: int) -> str:
         problems: list[str] = []
-        for error in self._validator.iter_errors(args):
+        for error in self._errors(args, size):
             problem = _problem(error, self._names_at(error))
             if problem not in problems:
                 problems.append(problem)
             if len(problems) >= _MAX_PROBLEMS:
                 break
         return "; ".join(problems)
+
+    def _errors(self, args: dict[str, Any], size: int) -> Iterable[jsonschema_rs.ValidationError]:
+        """The errors; of large arguments the first alone, as there may be one for each of their items."""
+        if size <= _ALL_ERRORS_BYTES:
+            return self._validator.iter_errors(args)
+        try:
+            self._validator.validate(args)
+        except jsonschema_rs.ValidationError as error:
+            return [error]
+        return []
 
     def _names_at(self, error: jsonschema_rs.ValidationError) -> list[str]:
         """The properties declared beside the keyword that failed."""
@@ -184,9 +199,12 @@ def _schema_sentence(error: Exception) -> str:
                 f"the schema's pattern {pattern} at {at} cannot be used: write it "
                 "without look-around and back-references, and not too large"
             )
-        if "outside the schema" in text:
-            start = text.index("retrieving it failed: ") + len("retrieving it failed: ")
-            return f"the schema cannot be used: {_clip(text[start:].removeprefix('ValueError: '), 300)}"
+        outside = re.match(r"Resource '(.*)' is not present in a registry", text, re.DOTALL)
+        if outside:
+            return (
+                f"the schema cannot be used: {_clip(outside[1], 200)} is outside the schema, and only references into "
+                "the schema itself (#/$defs/...) are followed"
+            )
         return f"the schema is wrong at {at}: {_clip(text, 300)}"
     return f"the schema cannot be used: {_clip(str(error), 300)}"
 
@@ -249,15 +267,13 @@ def _problem(error: jsonschema_rs.ValidationError, names: list[str]) -> str:
     instance: Any = error.instance
     path = list(error.instance_path)
     subject = f"argument {_quote(_path(path))}" if path else "the arguments"
-    must = "must" if path else "must together"
     match kind.name:
         case "required":
             return f"argument {_quote(_path([*path, kind.property]))} is missing"
         case "additionalProperties" | "unevaluatedProperties":
             return _unexpected(path, list(kind.unexpected), names)
         case "type":
-            right = " or ".join(_ARTICLES.get(name, f"a {name}") for name in kind.types)
-            return f"{subject} must be {right}, got {_got(instance)}"
+            return f"{subject} must be {_types(kind.types)}, got {_got(instance)}"
         case "enum":
             options = ", ".join(
                 _clip(json.dumps(option, ensure_ascii=False, default=str)) for option in kind.options[:10]
@@ -287,17 +303,22 @@ def _problem(error: jsonschema_rs.ValidationError, names: list[str]) -> str:
             return f"{subject} must be a right {kind.format}, got {_got(instance)}"
         case "multipleOf":
             return f"{subject} must be a multiple of {kind.multiple_of}, got {_got(instance)}"
+        case "falseSchema":
+            return f"{subject} is not allowed"
+        case "propertyNames":
+            return f"{subject} must not have a key that is not allowed: {_clip(kind.error.message, 200)}"
+        case "contains":
+            return f"{subject} must hold at least one item of the form asked for, got {_got(instance)}"
         case "uniqueItems":
             return f"{subject} must not hold the same item twice"
         case "anyOf" | "oneOf" if types := _types_wanted(kind, path):
-            right = " or ".join(types)
-            return f"{subject} must be {right}, got {_got(instance)}"
+            return f"{subject} must be {_types(types)}, got {_got(instance)}"
         case "anyOf" | "oneOf":
-            return f"{subject} {must} fit {'one' if kind.name == 'oneOf' else 'at least one'} of the forms allowed" + (
+            return f"{subject} must fit {'one' if kind.name == 'oneOf' else 'at least one'} of the forms allowed" + (
                 _branches(kind, names) or f", got {_got(instance)}"
             )
         case _:
-            return f"{subject} {must} be right: {_clip(error.message, 200)}"
+            return f"{subject} must fit the schema: {_clip(error.message, 200)}"
 
 
 def _types_wanted(kind: Any, path: list[str | int]) -> list[str]:
@@ -307,8 +328,13 @@ def _types_wanted(kind: Any, path: list[str | int]) -> list[str]:
         for error in branch:
             if error.kind.name != "type" or list(error.instance_path) != path:
                 return []
-            wanted.extend(_ARTICLES.get(name, f"a {name}") for name in error.kind.types)
+            wanted.extend(error.kind.types)
     return list(dict.fromkeys(wanted))
+
+
+def _types(names: list[str]) -> str:
+    """ "an integer or null"."""
+    return " or ".join(_ARTICLES.get(name, f"a {name}") for name in sorted(names, key=lambda name: name == "null"))
 
 
 def _branches(kind: Any, names: list[str]) -> str:
@@ -326,7 +352,7 @@ def _branches(kind: Any, names: list[str]) -> str:
 def _unexpected(path: list[str | int], unexpected: list[str], names: list[str]) -> str:
     told = []
     for name in unexpected[:_MAX_PROBLEMS]:
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
         told.append(f"{_quote(_path([*path, name]))}" + (f" (did you mean {close[0]!r}?)" if close else ""))
     if len(unexpected) > _MAX_PROBLEMS:
         told.append(f"{len(unexpected) - _MAX_PROBLEMS} more")

@@ -46,7 +46,7 @@ def load(
         else:
             problems.extend(result)
     if problems:
-        raise SettingsError("\n".join(problems))
+        raise SettingsError(*problems)
     return loaded
 
 

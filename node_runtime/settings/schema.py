@@ -22,17 +22,22 @@ from node_runtime.errors import EXIT_USAGE, NodeError
 SECTIONS: Final = ("runtime", "gateway", "backend", "rollout", "trainer", "cluster")
 
 
+def _printable(sentence: str) -> str:
+    """What was given may hold line breaks and terminal codes; a sentence does not."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
+
+
 class SettingsError(NodeError):
     """The settings cannot be used; one sentence a line."""
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, EXIT_USAGE)
+    def __init__(self, *sentences: str) -> None:
+        super().__init__("\n".join(map(_printable, sentences)), EXIT_USAGE)
 
 
 class Section(pydantic.BaseModel):
     """Base of all settings classes: immutable, no unknown keys, defaults checked like given values."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,9 @@ def read_file(path: Path) -> tuple[dict[str, Any], Lines]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise SettingsError(f"{path}:{line}: is not UTF-8 (byte 0x{raw[error.start]:02x}): save it as UTF-8") from None
-    loader = _Loader(text)
     lines: Lines = {}
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return {}, lines
@@ -95,8 +95,6 @@ def read_file(path: Path) -> tuple[dict[str, Any], Lines]:
         raise SettingsError(f"{where}: is not YAML: {_flat(getattr(error, 'reason', error))}") from None
     except (RecursionError, ValueError) as error:
         raise SettingsError(f"{path}: is not usable YAML: {_flat(error)}") from None
-    finally:
-        loader.dispose()
     return dict(data), lines
 
 
