@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from fermata.v1 import tool_pb2
-from node_runtime.keys import CallKey
 
+from node_runtime.keys import CallKey
 from tool_gateway.client.types import CallOptions, OnEvent, Pending, Result
 
 

@@ -1,0 +1,182 @@
+"""The I/O of one attempt: invoke, attach, cancel. Every RPC ends in an AttemptEnd or an Answer, never in an exception.
+
+Invariant: no RPC outlives the coroutine that made it; time that runs out here is told to the backend by a Cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable
+from dataclasses import replace
+
+import grpc
+from fermata.v1 import tool_pb2
+
+from tool_gateway.backends.backend import Backend
+from tool_gateway.backends.rpc import end_of_error, error_sentence
+from tool_gateway.policy import Absent, AttemptEnd, Finished, InstanceGone, Lost, NotSent, TimedOut
+from tool_gateway.takeover import Answer, Found, NotThere, Unreachable
+
+OnCallEvent = Callable[[tool_pb2.CallEvent], None]
+
+
+async def invoke(
+    backend: Backend,
+    invocation: tool_pb2.Invocation,
+    *,
+    timeout_s: float,
+    heartbeat_s: float,
+    on_event: OnCallEvent,
+) -> AttemptEnd:
+    """Run the invocation at the instance it names. The local timer is `timeout_s`; the invocation carries its own."""
+    if backend.instance_id != invocation.expected_instance_id:
+        return NotSent(f"the backend at {backend.address} was lost before the call was sent")
+    streamed = "invoke_stream" in backend.features
+    try:
+        async with asyncio.timeout(timeout_s) as total:
+            if streamed:
+                stream = backend.stub.InvokeStream(tool_pb2.InvokeStreamRequest(invocation=invocation))
+                try:
+                    return await _read_to_end(
+                        _events_of_invoke(stream), total, timeout_s, heartbeat_s, on_event, backend.address
+                    )
+                finally:
+                    stream.cancel()
+            response = await backend.stub.Invoke(tool_pb2.InvokeRequest(invocation=invocation))
+            return Finished(response.final)
+    except grpc.aio.AioRpcError as error:
+        return end_of_error(error, backend.address)
+    except asyncio.InvalidStateError:
+        return Lost(f"the connection to {backend.address} was closed")
+    except TimeoutError:
+        return TimedOut(f"the backend at {backend.address} gave no answer in time ({timeout_s:.1f} s for the attempt)")
+
+
+async def attach(
+    backend: Backend,
+    *,
+    key: str,
+    args_sha256: bytes,
+    instance_id: str,
+    tombstone: bool,
+    timeout_s: float,
+    heartbeat_s: float,
+    on_event: OnCallEvent,
+) -> AttemptEnd:
+    """Rejoin the call at the instance that was invoked, or learn that it is not there."""
+    request = tool_pb2.AttachRequest(
+        key=key,
+        args_sha256=args_sha256,
+        expected_instance_id=instance_id,
+        if_absent=tool_pb2.AttachRequest.IF_ABSENT_TOMBSTONE if tombstone else tool_pb2.AttachRequest.IF_ABSENT_FAIL,
+        heartbeat_timeout_ms=int(heartbeat_s * 1000),
+    )
+    stream = backend.stub.Attach(request)
+    try:
+        async with asyncio.timeout(timeout_s) as total:
+            return await _read_to_end(
+                _events_of_attach(stream), total, timeout_s, heartbeat_s, on_event, backend.address
+            )
+    except grpc.aio.AioRpcError as error:
+        return end_of_error(error, backend.address)
+    except asyncio.InvalidStateError:
+        return Lost(f"the connection to {backend.address} was closed")
+    except TimeoutError:
+        return TimedOut(f"the backend at {backend.address} gave no answer in time ({timeout_s:.1f} s for the attempt)")
+    finally:
+        stream.cancel()
+
+
+async def ask(
+    backend: Backend,
+    *,
+    key: str,
+    args_sha256: bytes,
+    tombstone: bool,
+    timeout_s: float,
+    age_s: Callable[[], float],
+) -> Answer:
+    """Whether this backend knows the key, for a takeover; with `tombstone` it never starts there afterwards."""
+    if "attach" not in backend.features:
+        return Unreachable("it has no Attach")
+    request = tool_pb2.AttachRequest(
+        key=key,
+        args_sha256=args_sha256,
+        if_absent=tool_pb2.AttachRequest.IF_ABSENT_TOMBSTONE if tombstone else tool_pb2.AttachRequest.IF_ABSENT_FAIL,
+    )
+    stream = backend.stub.Attach(request)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for response in stream:
+                if response.WhichOneof("result") == "absent":
+                    absent = response.absent
+                    return NotThere(
+                        absent.instance_id, absent.tombstoned, absent.uptime_ms / 1000, age_s(), absent.expired
+                    )
+                return Found()
+            return Unreachable("it ended Attach without an answer")
+    except grpc.aio.AioRpcError as error:
+        return Unreachable(error_sentence(error))
+    except asyncio.InvalidStateError:
+        return Unreachable("the connection was closed")
+    except TimeoutError:
+        return Unreachable(f"it gave no answer within {timeout_s:.1f} s")
+    finally:
+        stream.cancel()
+
+
+async def cancel(backend: Backend, key: str, reason: str, timeout_s: float) -> str | None:
+    """Tell the backend to stop the call. Returns why that failed, or None."""
+    try:
+        await backend.stub.Cancel(tool_pb2.CancelRequest(key=key, reason=reason), timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        return error_sentence(error)
+    except asyncio.InvalidStateError:
+        return "the connection was closed"
+    return None
+
+
+async def _events_of_invoke(stream: AsyncIterable[tool_pb2.InvokeStreamResponse]) -> AsyncIterable[tool_pb2.CallEvent]:
+    async for response in stream:
+        yield response.event
+
+
+async def _events_of_attach(stream: AsyncIterable[tool_pb2.AttachResponse]) -> AsyncIterable[tool_pb2.AttachResponse]:
+    async for response in stream:
+        yield response
+
+
+async def _read_to_end(
+    events: AsyncIterable[tool_pb2.CallEvent] | AsyncIterable[tool_pb2.AttachResponse],
+    total: asyncio.Timeout,
+    timeout_s: float,
+    heartbeat_s: float,
+    on_event: OnCallEvent,
+    address: str,
+) -> AttemptEnd:
+    """Reads until the Final. One timer serves both times: it is moved on with each event, never past the end."""
+    loop = asyncio.get_running_loop()
+    end_at = loop.time() + timeout_s
+    total.reschedule(min(end_at, loop.time() + heartbeat_s))
+    joined = False
+    try:
+        async for item in events:
+            total.reschedule(min(end_at, loop.time() + heartbeat_s))
+            if isinstance(item, tool_pb2.AttachResponse):
+                if item.WhichOneof("result") == "absent":
+                    if item.absent.instance_mismatch:
+                        return InstanceGone(f"another instance, {item.absent.instance_id}, answers at {address} now")
+                    return Absent(item.absent.tombstoned, item.absent.expired)
+                item = item.event
+            joined = True
+            kind = item.WhichOneof("event")
+            if kind == "final":
+                return Finished(item.final)
+            if kind in ("progress", "chunk"):
+                on_event(item)
+    except grpc.aio.AioRpcError as error:
+        end = end_of_error(error, address)
+        return replace(end, joined=joined) if isinstance(end, Lost) else end
+    except asyncio.InvalidStateError:
+        return Lost(f"the connection to {address} was closed", joined)
+    return Lost(f"the backend at {address} ended the stream without a result", joined)

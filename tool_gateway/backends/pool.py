@@ -1,0 +1,198 @@
+"""All backends: kept connected, merged into one catalogue, and given out one call at a time.
+
+Invariant: a lease is only given on a backend that serves, in the tool's chosen version, below the tool's own
+max_concurrency; waiting calls get theirs in order of priority, then of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from node_runtime.logs import get_logger
+from node_runtime.runtime_settings import RuntimeSettings
+from tool_gateway.backends.backend import Backend
+from tool_gateway.catalogue import CatalogueBuilder, Described, Tool
+from tool_gateway.metrics import BACKEND_SERVING
+from tool_gateway.settings import PoolSettings, TimeoutSettings
+from tool_gateway.signal import Signal
+
+_log = get_logger(__name__)
+
+
+class NoSuchTool(LookupError):
+    """Every pool has told what it serves, and none serves this."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """One call's place on a backend; give it back with ``Backends.give_back``."""
+
+    backend: Backend
+    instance_id: str
+    tool: Tool
+
+
+@dataclass(slots=True)
+class _Waiter:
+    future: asyncio.Future[Lease]
+    avoid: str | None
+    prefer: str | None
+
+
+class Backends:
+    """Owns every Backend. ``run`` must be awaited for as long as calls are made."""
+
+    def __init__(
+        self,
+        pools: Iterable[PoolSettings],
+        runtime: RuntimeSettings,
+        timeouts: TimeoutSettings,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._rng = rng or random.Random()
+        self.changed = Signal()
+        self.backends: dict[str, Backend] = {
+            address: Backend(pool.name, address, runtime, timeouts, self._on_change)
+            for pool in pools
+            for address in pool.addresses
+        }
+        self._builder = CatalogueBuilder()
+        self.tools: dict[str, Tool] = {}
+        self.version = 0
+        """Raised whenever `tools` changes in what clients see."""
+        self._shown: object = None
+        self._queues: dict[str, list[tuple[int, int, _Waiter]]] = {}
+        self._arrivals = itertools.count()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for backend in self.backends.values():
+                tasks.create_task(backend.run(), name=f"backend {backend.address}")
+
+    async def close(self) -> None:
+        for backend in self.backends.values():
+            await backend.close()
+
+    @property
+    def catalogue_known(self) -> bool:
+        """At least one address of each pool has been described: what no pool serves does not exist."""
+        known = {backend.pool for backend in self.backends.values() if backend.described is not None}
+        return all(backend.pool in known for backend in self.backends.values())
+
+    def silent_addresses(self) -> list[str]:
+        return [backend.address for backend in self.backends.values() if backend.described is None]
+
+    async def find(self, name: str) -> Tool:
+        """The tool, waiting for pools that have not told yet. Raises NoSuchTool."""
+        while (tool := self.tools.get(name)) is None:
+            if self.catalogue_known:
+                raise NoSuchTool(name)
+            await self.changed.wait()
+        return tool
+
+    async def acquire(
+        self,
+        name: str,
+        *,
+        priority: int = 0,
+        avoid: str | None = None,
+        prefer: str | None = None,
+        only: tuple[str, str] | None = None,
+    ) -> Lease:
+        """A place for one call, waiting until there is one. `avoid` and `prefer` are addresses and wishes; `only` is an
+        (address, instance_id) and a must: the lease is given there whatever its load."""
+        if only is not None:
+            return await self._acquire_only(name, *only)
+        lease = None if self._queues.get(name) else self._pick(name, avoid, prefer)
+        if lease is not None:
+            return lease
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), avoid, prefer)
+        heapq.heappush(self._queues.setdefault(name, []), (priority, next(self._arrivals), waiter))
+        self._pump(name)
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled():
+                self.give_back(waiter.future.result())
+            raise
+
+    async def _acquire_only(self, name: str, address: str, instance_id: str) -> Lease:
+        backend = self.backends[address]
+        while True:
+            tool = self.tools.get(name)
+            if tool is not None and backend.serving and backend.instance_id == instance_id:
+                return self._take(backend, tool)
+            await self.changed.wait()
+
+    def give_back(self, lease: Lease) -> None:
+        name = lease.tool.spec.name
+        lease.backend.in_flight -= 1
+        lease.backend.in_flight_by_tool[name] -= 1
+        self._pump(name)
+
+    def suspects(self, name: str) -> list[Backend]:
+        """Backends that may ever have run this tool: every address of the pools that serve it or are not known."""
+        pools = {backend.pool for backend in self.backends.values() if backend.spec(name) is not None}
+        known = {backend.pool for backend in self.backends.values() if backend.described is not None}
+        return [b for b in self.backends.values() if b.pool in pools or b.pool not in known]
+
+    def _pick(self, name: str, avoid: str | None, prefer: str | None) -> Lease | None:
+        """The less loaded of two random candidates ("The Power of Two Choices", Mitzenmacher 1996)."""
+        tool = self.tools.get(name)
+        if tool is None:
+            return None
+        candidates = [
+            backend
+            for address in tool.addresses
+            if (backend := self.backends[address]).serving and backend.has_room(tool.spec)
+        ]
+        if not candidates:
+            return None
+        for backend in candidates:
+            if backend.address == prefer:
+                return self._take(backend, tool)
+        others = [backend for backend in candidates if backend.address != avoid] or candidates
+        two = self._rng.sample(others, 2) if len(others) > 2 else others
+        return self._take(min(two, key=lambda backend: backend.in_flight), tool)
+
+    def _take(self, backend: Backend, tool: Tool) -> Lease:
+        backend.in_flight += 1
+        backend.in_flight_by_tool[tool.spec.name] += 1
+        return Lease(backend, backend.instance_id or "", tool)
+
+    def _pump(self, name: str) -> None:
+        queue = self._queues.get(name)
+        while queue:
+            waiter = queue[0][2]
+            if waiter.future.done():  # cancelled meanwhile
+                heapq.heappop(queue)
+                continue
+            lease = self._pick(name, waiter.avoid, waiter.prefer)
+            if lease is None:
+                return
+            heapq.heappop(queue)
+            waiter.future.set_result(lease)
+        self._queues.pop(name, None)
+
+    def _on_change(self) -> None:
+        described = [
+            Described(b.address, b.connected, b.serving, tuple(b.described.tools) if b.described is not None else ())
+            for b in self.backends.values()
+        ]
+        self.tools, complaints = self._builder.build(described)
+        for complaint in complaints:
+            _log.warning(complaint)
+        shown = [(name, tool.spec.version_hash, len(tool.addresses), tool.serving) for name, tool in self.tools.items()]
+        if shown != self._shown:
+            self._shown = shown
+            self.version += 1
+        for name, tool in self.tools.items():
+            BACKEND_SERVING.labels(tool=name).set(tool.serving)
+        self.changed.raise_()
+        for name in list(self._queues):
+            self._pump(name)

@@ -1,0 +1,357 @@
+"""Admission and ends of calls: what a client's event does to the ledger, and which session hears of it.
+
+Invariant: each admitted key has one Call and one task here until its outcome is in the ledger; the outcome is told to
+the session that owns the key at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine
+from typing import Any
+
+from fermata.v1 import gateway_pb2, tool_pb2
+
+from node_runtime.logs import get_logger
+from node_runtime.outcomes import fault_name, make_final, outcome_name
+from node_runtime.spans import SpanWriter
+from tool_gateway.backends import Backend, Backends
+from tool_gateway.backends.attempt import cancel
+from tool_gateway.calls import Call, CallStart, margin_s, read_start, total_timeout_s
+from tool_gateway.driver import Driver
+from tool_gateway.hub import Attached, SessionHub
+from tool_gateway.ledger import CallRecord, Conflict, Created, Ending, Exists, Fenced, Full, Gone, LedgerStore
+from tool_gateway.ledger.store import Creation
+from tool_gateway.metrics import CALL_DURATION, CALLS, CALLS_IN_FLIGHT
+from tool_gateway.policy import cut_output
+from tool_gateway.settings import GatewaySettings
+
+_log = get_logger(__name__)
+Event = gateway_pb2.ServerFrame.Event
+Result = gateway_pb2.ServerFrame.Result
+
+
+class Dispatcher:
+    """``run`` must be awaited for as long as calls are admitted; it owns every task made here."""
+
+    def __init__(
+        self, settings: GatewaySettings, ledger: LedgerStore, backends: Backends, hub: SessionHub, spans: SpanWriter
+    ) -> None:
+        self._settings = settings
+        self.ledger = ledger
+        self._backends = backends
+        self._hub = hub
+        self.running: dict[str, Call] = {}
+        self.draining = False
+        self._admitting: dict[str, Call] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._driver = Driver(settings, ledger, backends, spans, self._tell, self._cancel_in_background)
+
+    async def run(self) -> None:
+        """Owns the calls' tasks until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for call in self.running.values():
+                    if call.task is not None:
+                        call.task.cancel()
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    # -- what clients ask for ----------------------------------------------------------------------------------------
+
+    def submit(self, attached: Attached, start: CallStart) -> None:
+        """Take a CallStart; what becomes of it is told to the session."""
+        attached.unaccepted += 1
+        read = read_start(start, run_id=attached.session.run_id, limits=self._settings.limits)
+        if isinstance(read[1], str):
+            outcome, sentence = read
+            final = make_final(outcome, detail=sentence, text=sentence, started=tool_pb2.STARTED_NO)
+            self._refuse(attached, start, final)
+            return
+        key, digest = read
+        now = self._now()
+        total_s = total_timeout_s(start, self._backends.tools.get(start.tool), self._settings.timeouts)
+        call = Call(
+            key=key,
+            start=start,
+            digest=digest,
+            received_at=now,
+            deadline_at=now + total_s - margin_s(total_s, self._settings.timeouts),
+            tenant=attached.session.tenant,
+            session_id=attached.session.session_id,
+        )
+        self._admitting.setdefault(start.key, call)
+        self._spawn(self._admit(attached, call), f"call {start.key}")
+
+    def cancel(self, attached: Attached, key: str, reason: str) -> None:
+        reason = reason or "the caller cancelled the call"
+        call = self.running.get(key)
+        if call is not None and call.key.run_id == attached.session.run_id:
+            self._cancel(call, reason)
+        elif (admitting := self._admitting.get(key)) is not None:
+            admitting.cancelled = reason
+
+    async def ack(self, attached: Attached, seq: int) -> None:
+        keys = attached.session.ack(seq)
+        if keys:
+            await self.ledger.ack(attached.session.session_id, keys)
+            self._hub.acked.raise_()
+        if attached.session.ready:
+            attached.wake()
+
+    async def release(self, attached: Attached, release: gateway_pb2.ClientFrame.Release) -> None:
+        run_id = attached.session.run_id
+        running = await self.ledger.release(run_id, release.keys) if release.keys else []
+        if release.trajectory_id:
+            running += await self.ledger.release_trajectory(run_id, release.trajectory_id, release.generation)
+        for key in running:
+            if (call := self.running.get(key)) is not None:
+                call.release_when_done = True
+                self._cancel(call, "the call was released while it ran")
+
+    async def fence(self, attached: Attached, fence: gateway_pb2.ClientFrame.FenceTrajectory) -> None:
+        session = attached.session
+        if fence.run_id and fence.run_id != session.run_id:
+            _log.warning("a fence for another run was refused", run=session.run_id, other=fence.run_id)
+            return
+        fenced = await self.ledger.fence(session.run_id, fence.trajectory_id, fence.generation, fence.keep_keys)
+        if isinstance(fenced, Fenced):
+            late = f"generation {fence.generation} came after {fenced.generation}"
+            _log.warning("a late fence was refused", trajectory=fence.trajectory_id, why=late)
+            return
+        self._cancel_all(fenced, f"generation {fence.generation} owns the trajectory {fence.trajectory_id} now")
+
+    def cancel_session(self, attached: Attached, reason: str) -> None:
+        """The client is gone for good: stop what runs for it."""
+        self._cancel_all(list(attached.calls), reason)
+
+    async def replay(self, attached: Attached) -> None:
+        """The client counts in another incarnation: give it every result of its that has not been released."""
+        records = await self.ledger.list_session(attached.session.session_id)
+        attached.session.renumber(record.to_result(from_cache=True) for record in records if record.done)
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    async def _admit(self, attached: Attached, call: Call) -> None:
+        try:
+            creation = await self._create(attached, call)
+        finally:
+            if self._admitting.get(call.start.key) is call:
+                del self._admitting[call.start.key]
+        if creation is not None:
+            await self._answer(attached, call, creation)
+
+    async def _create(self, attached: Attached, call: Call) -> Creation | None:
+        key = call.start.key
+        if self.draining and key not in self.running and await self.ledger.load(key) is None:
+            self._refuse(attached, call.start, _overloaded("the gateway is leaving: send the call to another", 500))
+            return None
+        return await self.ledger.create(call.record(attached.session.session_id))
+
+    async def _answer(self, attached: Attached, call: Call, creation: Creation) -> None:
+        key = call.start.key
+        match creation:
+            case Created():
+                await self._run(attached, call)
+            case Exists(record, previous):
+                self._join(attached, call, record, previous)
+            case Conflict(record):
+                self._refuse(
+                    attached,
+                    call.start,
+                    make_final(
+                        tool_pb2.OUTCOME_KEY_CONFLICT,
+                        detail=f"the key {key} was used before, for {record.tool} with other arguments",
+                        started=tool_pb2.STARTED_NO,
+                    ),
+                )
+            case Fenced(generation):
+                self._refuse(
+                    attached,
+                    call.start,
+                    make_final(
+                        tool_pb2.OUTCOME_FENCED,
+                        detail=f"generation {generation} owns the trajectory {call.key.trajectory_id}, "
+                        f"this call came from generation {call.generation}",
+                    ),
+                )
+            case Gone(state):
+                how = gateway_pb2.GetCallResponse.CallState.Name(state).removeprefix("CALL_STATE_").lower()
+                self._refuse(
+                    attached,
+                    call.start,
+                    make_final(
+                        tool_pb2.OUTCOME_RESULT_EXPIRED,
+                        detail=f"the call {key} was run, and its result is {how}",
+                        started=tool_pb2.STARTED_UNKNOWN,
+                    ),
+                )
+            case Full(detail):
+                _log.warning(detail)
+                self._refuse(attached, call.start, _overloaded(detail, 1000))
+
+    async def _run(self, attached: Attached, call: Call) -> None:
+        key = call.start.key
+        call.task = asyncio.current_task()
+        self.running[key] = call
+        attached.calls.add(key)
+        self._idle.clear()
+        self._accept(attached, call, joined=False)
+        label = call.start.tool if call.start.tool in self._backends.tools else "unknown"
+        CALLS_IN_FLIGHT.labels(tool=label).inc()
+        try:
+            try:
+                if call.cancelled is not None:
+                    final = make_final(tool_pb2.OUTCOME_CANCELLED, detail=call.cancelled, started=call.started)
+                else:
+                    final = await self._driver.run(call)
+            except Exception as error:  # noqa: BLE001 (a fault of ours must end this call, not all calls)
+                _log.error("a call failed inside the gateway", key=key, exc_info=error)
+                final = make_final(
+                    tool_pb2.OUTCOME_INTERNAL,
+                    detail=f"the gateway failed with {type(error).__name__}: {error}",
+                    started=call.started,
+                )
+            await self._finish(call, final)
+        finally:
+            CALLS_IN_FLIGHT.labels(tool=label).dec()
+
+    def _join(self, attached: Attached, asking: Call, record: CallRecord, previous: str) -> None:
+        key = record.key
+        session = attached.session
+        running = self.running.get(key)
+        if running is not None and previous != session.session_id:
+            old = self._hub.sessions.get(previous)
+            if old is not None:
+                old.calls.discard(key)
+            attached.calls.add(key)
+            running.session_id = session.session_id
+        self._accept(attached, asking, joined=True, deadline_at=record.deadline_at)
+        if record.done:
+            if not (previous == session.session_id and session.holds_result(key)):
+                session.add_result(record.to_result(from_cache=True))
+        elif running is not None and running.attempts:
+            event = Event()
+            event.started.key = key
+            event.started.attempt = running.attempts
+            event.started.instance_id = running.instance_id
+            session.add_control(event)
+        attached.wake()
+
+    def _accept(self, attached: Attached, call: Call, *, joined: bool, deadline_at: float | None = None) -> None:
+        attached.unaccepted = max(0, attached.unaccepted - 1)
+        event = Event()
+        event.accepted.key = call.start.key
+        event.accepted.durability = self.ledger.durability
+        left_s = (call.deadline_at if deadline_at is None else deadline_at) - self._now()
+        event.accepted.remaining_ms = max(0, int(left_s * 1000))
+        event.accepted.joined = joined
+        if attached.streaming:
+            attached.session.add_control(event)
+            attached.wake()
+
+    def _refuse(self, attached: Attached, start: CallStart, final: tool_pb2.Final) -> None:
+        """A result for this request alone; the ledger does not change."""
+        attached.unaccepted = max(0, attached.unaccepted - 1)
+        CALLS.labels(
+            tool=start.tool if start.tool in self._backends.tools else "unknown",
+            outcome=outcome_name(final.outcome),
+            fault=fault_name(final.fault),
+        ).inc()
+        attached.session.add_result(Result(key=start.key, tool=start.tool, final=final))
+        attached.wake()
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    async def _finish(self, call: Call, final: tool_pb2.Final) -> None:
+        key = call.start.key
+        now = self._now()
+        ending = Ending(
+            cut_output(final, self._driver.max_output_bytes(call)),
+            queue_us=int(call.queued_s * 1e6),
+            run_us=int(call.run_s * 1e6),
+            instance_id=call.instance_id,
+            attempts=call.attempts,
+        )
+        record = await self.ledger.finish(key, ending, now)
+        if call.finished:
+            return
+        call.finished = True
+        self.running.pop(key, None)
+        if not self.running:
+            self._idle.set()
+        CALLS.labels(tool=call.tool_label, outcome=outcome_name(final.outcome), fault=fault_name(final.fault)).inc()
+        CALL_DURATION.labels(tool=call.tool_label).observe(now - call.received_at)
+        if record is not None:
+            attached = self._hub.sessions.get(record.session_id)
+            if attached is not None:
+                attached.calls.discard(key)
+                attached.session.add_result(record.to_result())
+                attached.wake()
+        if call.release_when_done:
+            await self.ledger.release(call.key.run_id, [key])
+
+    def _cancel_all(self, keys: Collection[str], reason: str) -> None:
+        for key in keys:
+            if (call := self.running.get(key)) is not None:
+                self._cancel(call, reason)
+
+    def _cancel(self, call: Call, reason: str) -> None:
+        if call.cancelled is None and not call.finished:
+            call.cancelled = reason
+            self._spawn(self._finish_cancelled(call, reason), f"cancel {call.start.key}")
+
+    async def _finish_cancelled(self, call: Call, reason: str) -> None:
+        lease = call.lease
+        if call.task is not None:
+            call.task.cancel()
+            await asyncio.wait({call.task})
+        if call.finished:
+            return
+        if lease is not None:
+            self._cancel_in_background(lease.backend, call.start.key, reason)
+        await self._finish(call, make_final(tool_pb2.OUTCOME_CANCELLED, detail=reason, started=call.started))
+
+    def _cancel_in_background(self, backend: Backend, key: str, reason: str) -> None:
+        self._spawn(self._tell_backend(backend, key, reason), f"backend cancel {key}")
+
+    async def _tell_backend(self, backend: Backend, key: str, reason: str) -> None:
+        problem = await cancel(backend, key, reason, self._settings.timeouts.control_s)
+        if problem is not None:
+            _log.info("a cancel did not reach the backend", key=key, address=backend.address, why=problem)
+
+    # -- small parts -------------------------------------------------------------------------------------------------
+
+    def _tell(self, call: Call, event: Event) -> None:
+        """Started, Progress and Chunk of a running call, to whichever session owns it and has a stream."""
+        attached = self._hub.sessions.get(call.session_id)
+        if attached is None or not attached.streaming:
+            return  # the client learns of Started when it comes back and sends the call again
+        kind = event.WhichOneof("event")
+        if kind == "progress":
+            attached.session.add_progress(event)
+        elif kind == "chunk":
+            attached.session.add_chunk(event)
+        else:
+            attached.session.add_control(event)
+        attached.wake()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        if self._tasks is None:
+            coroutine.close()
+            raise RuntimeError("Dispatcher.run() is not being awaited")
+        self._tasks.create_task(coroutine, name=name)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _overloaded(detail: str, retry_after_ms: int) -> tool_pb2.Final:
+    return make_final(
+        tool_pb2.OUTCOME_OVERLOADED, detail=detail, started=tool_pb2.STARTED_NO, retry_after_ms=retry_after_ms
+    )

@@ -1,0 +1,92 @@
+"""Records of the ledger: immutable snapshots, so that a reader never sees a record change under it.
+
+Times are seconds of the clock the store was opened with (monotonic for memory; a durable store brings its own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fermata.v1 import gateway_pb2, tool_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One committed attempt → instance."""
+
+    number: int
+    instance_id: str
+    address: str
+    started_at: float
+    outcome: tool_pb2.Outcome = tool_pb2.OUTCOME_UNSPECIFIED
+    started: tool_pb2.Started = tool_pb2.STARTED_UNKNOWN
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The terminal part of a record."""
+
+    final: tool_pb2.Final
+    queue_us: int = 0
+    run_us: int = 0
+    instance_id: str = ""
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """All that is known of one key."""
+
+    key: str
+    run_id: str
+    trajectory_id: str
+    key_generation: int
+    generation: int
+    """The generation of the owner that asked last; never lower than the trajectory's fence."""
+    session_id: str
+    tool: str
+    args_sha256: bytes
+    received_at: float
+    deadline_at: float
+    attempts: tuple[AttemptRecord, ...] = ()
+    outcome: Ending | None = None
+    finished_at: float = 0.0
+    acked: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.outcome is not None
+
+    @property
+    def cost_bytes(self) -> int:
+        """What the record is counted as against the store's bound."""
+        return 512 + (self.outcome.final.ByteSize() if self.outcome is not None else 0)
+
+    def with_attempt_ended(
+        self, number: int, outcome: tool_pb2.Outcome, started: tool_pb2.Started, detail: str
+    ) -> CallRecord:
+        return replace(
+            self,
+            attempts=tuple(
+                replace(attempt, outcome=outcome, started=started, detail=detail)
+                if attempt.number == number
+                else attempt
+                for attempt in self.attempts
+            ),
+        )
+
+    def to_result(self, *, from_cache: bool = False) -> gateway_pb2.ServerFrame.Result:
+        """The Result event without its seq, which belongs to a session. Only for a record that is done."""
+        if self.outcome is None:
+            raise ValueError(f"the call {self.key} has no outcome yet")
+        return gateway_pb2.ServerFrame.Result(
+            key=self.key,
+            tool=self.tool,
+            attempts=self.outcome.attempts,
+            from_cache=from_cache,
+            queue_us=self.outcome.queue_us,
+            run_us=self.outcome.run_us,
+            instance_id=self.outcome.instance_id,
+            final=self.outcome.final,
+        )

@@ -1,0 +1,119 @@
+"""The gateway's section of the settings file (``gateway:``).
+
+Invariant: every wait and every buffer has its bound here.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator, model_validator
+
+from node_runtime.addresses import is_unix, split
+from node_runtime.errors import NodeError
+from node_runtime.settings import Section
+
+
+class PoolSettings(Section):
+    """Replicas of one backend: every address serves the same tools."""
+
+    name: str = Field(min_length=1, description="name of the pool in logs")
+    addresses: tuple[str, ...] = Field(min_length=1, description="host:port of each replica")
+
+    @field_validator("addresses")
+    @classmethod
+    def _host_and_port(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            try:
+                if not is_unix(address):
+                    split(address)
+            except NodeError as error:
+                raise ValueError(str(error)) from None
+        if len(set(addresses)) != len(addresses):
+            raise ValueError("names an address twice: name each replica once")
+        return addresses
+
+
+class RetrySettings(Section):
+    """Attempts per call and the pause between them: full jitter under a doubling ceiling."""
+
+    attempts: int = Field(default=3, ge=1, le=20, description="attempts per call, the first one included")
+    base_s: float = Field(default=0.2, gt=0, description="ceiling of the first pause")
+    max_s: float = Field(default=5.0, gt=0, description="highest ceiling")
+    rejoin_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="how long the instance that holds a non-idempotent call is sought before INDETERMINATE",
+    )
+    rejoin_idempotent_s: float = Field(
+        default=1.0, ge=0, description="the same for an idempotent call, which may run elsewhere instead"
+    )
+
+
+class LedgerSettings(Section):
+    """Bounds of the memory ledger."""
+
+    max_entries: int = Field(default=200_000, ge=1, description="calls held; more are refused with OVERLOADED")
+    max_bytes: int = Field(default=1 << 30, ge=1 << 16, description="bytes of results held; acknowledged ones go first")
+    retention_s: float = Field(default=3600.0, gt=0, description="a result nobody released is kept this long")
+
+
+class LimitSettings(Section):
+    """What one call or one stream may ask for."""
+
+    credits: int = Field(default=256, ge=1, le=65_536, description="calls a client may have sent and not yet accepted")
+    window_bytes: int = Field(
+        default=8 << 20, ge=1 << 16, description="most bytes of unacknowledged results per session"
+    )
+    frame_bytes: int = Field(default=64 << 10, ge=1 << 12, description="a frame takes what is ready up to this size")
+    max_args_bytes: int = Field(default=1 << 20, ge=1, description="largest arguments of a call")
+    max_output_bytes: int = Field(
+        default=1 << 20, ge=1 << 10, description="largest output handed on; a tool may ask for less"
+    )
+    max_sessions: int = Field(default=10_000, ge=1, description="sessions held, with or without a stream")
+
+
+class TimeoutSettings(Section):
+    """Times in seconds."""
+
+    default_call_s: float = Field(
+        default=60.0, gt=0, description="deadline of a call where neither caller nor tool names one"
+    )
+    max_call_s: float = Field(default=3600.0, gt=0, description="longest deadline granted")
+    heartbeat_s: float = Field(
+        default=15.0, gt=0, description="a streaming backend silent for longer has lost the attempt"
+    )
+    describe_s: float = Field(default=5.0, gt=0, description="time for Describe")
+    control_s: float = Field(
+        default=3.0, gt=0, description="time for Cancel, and for a backend's first answer to Attach"
+    )
+    margin: float = Field(default=0.05, ge=0, lt=0.5, description="share of the remaining time kept back at this hop")
+    margin_max_s: float = Field(default=0.5, ge=0, description="most that is kept back")
+
+
+class GatewaySettings(Section):
+    """One gateway process."""
+
+    host: str = Field(default="127.0.0.1", description="address served on")
+    port: int = Field(default=7000, ge=0, le=65535, description="port served on; 0: a free one")
+    gateway_id: str | None = Field(
+        default=None, min_length=1, description="name told to clients; default: the node's name"
+    )
+    pools: tuple[PoolSettings, ...] = Field(default=(), description="static backend pools")
+    heartbeat_interval_s: float = Field(
+        default=5.0, gt=0, description="between pings; three missed and the peer is dead"
+    )
+    resume_window_s: float = Field(default=120.0, ge=0, description="a session without a stream is kept this long")
+    drain_s: float = Field(default=15.0, ge=0, description="after SIGTERM, calls in flight get this long to end")
+    retry: RetrySettings = RetrySettings()
+    ledger: LedgerSettings = LedgerSettings()
+    limits: LimitSettings = LimitSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+
+    @model_validator(mode="after")
+    def _addresses_once(self) -> GatewaySettings:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise ValueError("names a pool twice: give each pool its own name")
+        addresses = [address for pool in self.pools for address in pool.addresses]
+        if len(set(addresses)) != len(addresses):
+            raise ValueError("has an address in two pools: an address belongs to one pool")
+        return self
