@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from rollout_node.turn.call_json import Broken, read_call
 from rollout_node.turn.records import ParsedCall, ParsedTurn
 from rollout_node.turn.tool_set import ToolSet, broken_call
 from rollout_node.turn.vocabulary import TextReader, Vocabulary
@@ -98,7 +99,7 @@ class TurnStream:
         finish = "stop" if self._stopped else reason
         cut = self._state is _State.CALL
         if cut and finish != "length":
-            self._end_call(self._count, f"The call is not closed: the turn ended where {CLOSE} was expected.")
+            self._end_call(self._count, f"The call is not closed: the turn ended where {CLOSE} was expected")
         elif not cut:
             self._leave()
         return ParsedTurn(
@@ -148,14 +149,19 @@ class TurnStream:
                 self._calls.append(self._tools.judge(len(self._calls), raw, (self._call_start, end)))
                 self._state = _State.CONTENT
                 return
-            self._end_call(start, f"The call is not closed: another {OPEN} stands where {CLOSE} was expected.")
+            self._end_call(start, f"The call is not closed: another {OPEN} stands where {CLOSE} was expected")
         else:
             self._leave()
         self._state = {OPEN: _State.CALL, THINK: _State.REASONING, THINK_END: _State.CONTENT}[tag]
         self._call_start = start
 
     def _end_call(self, end: int, sentence: str) -> None:
-        self._calls.append(broken_call(len(self._calls), self._leave(), (self._call_start, end), sentence))
+        raw = self._leave()
+        # The tag is there, but as text of the call (in a string that never ends, say): the JSON says why.
+        inner = read_call(raw) if CLOSE in raw else None
+        if isinstance(inner, Broken):
+            sentence += f"; {inner.sentence[0].lower()}{inner.sentence[1:].rstrip('.')}"
+        self._calls.append(broken_call(len(self._calls), raw, (self._call_start, end), f"{sentence}."))
 
     def _leave(self) -> str:
         """The text of the state that ends here."""
