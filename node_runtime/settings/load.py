@@ -18,6 +18,7 @@ import pydantic
 import yaml
 from pydantic_core import ErrorDetails
 
+from node_runtime.errors import NodeError
 from node_runtime.settings.schema import Section, SettingsError, known_names, nearest, schema_keys
 from node_runtime.settings.sources import ENV_CONFIG, KeyPath, Merged, merge_sources
 from node_runtime.settings.yaml_file import dotted
@@ -58,6 +59,8 @@ def _validate(
         try:
             # Strict as JSON is: "7" is no integer and true is no 1, while paths, enums and tuples are still read.
             return model.model_validate_json(json.dumps(data), strict=True)
+        except NodeError as error:  # from a validator that uses the checks of other modules
+            return [f"{merged.origin((name,))}: {name}: {line}" for line in str(error).splitlines()]
         except pydantic.ValidationError as error:
             details = error.errors(include_url=False)
             if not any(_take_text(merged, (name, *d["loc"])) for d in details if d["type"] in _WANTS_TEXT):

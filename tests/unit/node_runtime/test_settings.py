@@ -10,9 +10,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from node_runtime import settings
+from node_runtime import addresses, settings
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import Section, SettingsError
 
@@ -43,6 +43,16 @@ class Gateway(Section):
         if self.store == "sqlite" and self.journal is None:
             raise ValueError("store sqlite needs a journal: set gateway.journal")
         return self
+
+
+class Peer(Section):
+    address: str = "127.0.0.1:1"
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        addresses.split(value)
+        return value
 
 
 class Needs(Section):
@@ -220,6 +230,12 @@ def test_all_problems_are_told_at_once_with_their_sources(tmp_path: Path) -> Non
 def test_a_required_key_that_is_missing() -> None:
     with pytest.raises(SettingsError, match=r"^rollout\.model is missing: set it in the file or with --set"):
         settings.load({"rollout": Needs}, file=None, env={})
+
+
+def test_a_node_error_of_a_validator_is_told_like_the_rest() -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings.load({"rollout": Peer}, file=None, env={}, overrides=["rollout.address=here"])
+    assert str(caught.value).startswith("--set rollout.address: rollout: 'here' is not an address: write host:port")
 
 
 def test_text_settings_take_flags_and_variables_as_they_stand(tmp_path: Path) -> None:
