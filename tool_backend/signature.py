@@ -80,8 +80,9 @@ def read_signature(function: Callable[..., Any], name: str, schema: dict[str, An
 
     ``BackendStartError`` says in one sentence what keeps the function from being a tool.
     """
+    described_by = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(described_by, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         raise BackendStartError(f"tool '{name}': its type hints cannot be resolved: {error}") from error
     summary, described = _read_docstring(inspect.getdoc(function) or "")
@@ -114,6 +115,9 @@ def read_signature(function: Callable[..., Any], name: str, schema: dict[str, An
         reason = str(error).splitlines()[0]
         raise BackendStartError(f"tool '{name}': no JSON Schema can be made from its type hints: {reason}") from error
     own_schema.pop("title", None)
+    for key, definition in own_schema.get("$defs", {}).items():
+        if definition.get("title") == key:
+            del definition["title"]
     own_schema.setdefault("properties", {})
     for key, value in defaults.items():
         _add_default(own_schema["properties"][key], value)
