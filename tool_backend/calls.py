@@ -18,12 +18,13 @@ from fermata.v1 import tool_pb2
 
 from node_runtime.keys import MAX_KEY_LENGTH, args_sha256
 from node_runtime.logs import get_logger
-from node_runtime.outcomes import make_final, outcome_name
-from tool_backend import execute, metrics
+from node_runtime.outcomes import make_final
+from tool_backend import execute
 from tool_backend.call import Call
 from tool_backend.context import ToolContext
 from tool_backend.delay import chosen_delay
 from tool_backend.journal import Begin, Journal, JournalLimits, State
+from tool_backend.metrics import ToolMetrics
 from tool_backend.pushback import Pushback
 from tool_backend.results import limit_final
 from tool_backend.settings import BackendSettings
@@ -60,6 +61,8 @@ class Calls:
         self._threads = ThreadPool(settings.threads)
         self._working: Counter[str] = Counter()  # functions that run, those of ended calls among them
         self._pushback = Pushback()
+        self._metrics = {name: ToolMetrics(name) for name in tools}
+        self._unknown_tool = ToolMetrics("unknown")
         self._work: dict[asyncio.Future[tool_pb2.Final], Call] = {}
         self._closed_because: str | None = "is still starting"
         self._idle = asyncio.Event()
@@ -120,7 +123,7 @@ class Calls:
             return self._overloaded(f"this backend {self._closed_because}", None)
         tool = self.tools.get(invocation.tool)
         if tool is None:
-            metrics.CALLS.labels("unknown", "UNKNOWN_TOOL").inc()
+            self._unknown_tool.refused(tool_pb2.OUTCOME_UNKNOWN_TOOL)
             names = ", ".join(sorted(self.tools))
             sentence = f"There is no tool '{invocation.tool}' here; there is: {names}."
             return Admission(
@@ -129,7 +132,7 @@ class Calls:
         try:
             arguments = tool.signature.bind(invocation.args_json)
         except InvalidArguments as error:
-            metrics.CALLS.labels(tool.name, "INVALID_ARGS").inc()
+            self._metrics[tool.name].refused(tool_pb2.OUTCOME_INVALID_ARGS)
             return Admission(final=make_final(tool_pb2.OUTCOME_INVALID_ARGS, text=str(error), started=_NO))
         seconds, own_limit = _time_limit(tool, invocation)
         if seconds <= 0:
@@ -149,7 +152,7 @@ class Calls:
     def _overloaded(self, why: str, tool: Tool | None) -> Admission:
         retry_after_ms = None if tool is None else self._pushback.retry_after_ms(tool.name)
         if tool is not None:
-            metrics.CALLS.labels(tool.name, "OVERLOADED").inc()
+            self._metrics[tool.name].refused(tool_pb2.OUTCOME_OVERLOADED)
         final = make_final(tool_pb2.OUTCOME_OVERLOADED, detail=why, started=_NO, retry_after_ms=retry_after_ms)
         return Admission(final=final)
 
@@ -180,7 +183,7 @@ class Calls:
         delay_s = chosen_delay(call.key, self._settings.delay)
         self._idle.clear()
         self._working[tool.name] += 1
-        metrics.IN_FLIGHT.labels(tool.name).inc()
+        self._metrics[tool.name].started()
         work: asyncio.Future[tool_pb2.Final]
         if tool.is_async:
             work = loop.create_task(execute.run_async(tool, arguments, context, delay_s, max_bytes), name=call.key)
@@ -217,9 +220,7 @@ class Calls:
             final.usage.cost_unit = call.tool.options.cost_unit
         self.journal.finish(call.key, final, final.ByteSize(), now)
         self._pushback.ended(call.tool.name, seconds)
-        metrics.IN_FLIGHT.labels(call.tool.name).dec()
-        metrics.DURATION.labels(call.tool.name).observe(seconds)
-        metrics.CALLS.labels(call.tool.name, outcome_name(final.outcome)).inc()
+        self._metrics[call.tool.name].ended(final.outcome, seconds)
         call.end(final)
         if self.journal.running == 0:
             self._idle.set()

@@ -18,7 +18,7 @@ ProgressHandler = Callable[[float | None, str], None]
 class ToolContext:
     """The call as the tool sees it."""
 
-    __slots__ = ("_on_progress", "_stop", "attempt", "context", "deadline", "key", "tool")
+    __slots__ = ("_cancelled", "_on_progress", "_stop", "attempt", "context", "deadline", "key", "tool")
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class ToolContext:
         self.context: Mapping[str, str] = MappingProxyType(dict(context or {}))
         """What the trainer passes through to tools; never written by the model."""
         self._on_progress = on_progress
-        self._stop = threading.Event()
+        self._cancelled = False
+        self._stop: threading.Event | None = None  # made by the first who waits for it
 
     def remaining(self) -> float:
         """Seconds left until the deadline, never below 0."""
@@ -50,11 +51,13 @@ class ToolContext:
     @property
     def cancelled(self) -> bool:
         """Whether the call was cancelled or ran out of time; a sync tool looks at it now and then and returns."""
-        return self._stop.is_set()
+        return self._cancelled
 
     def wait_cancelled(self, seconds: float) -> bool:
         """Wait up to ``seconds`` (in a sync tool's thread, never in an async tool); True as soon as it is cancelled."""
-        return self._stop.wait(seconds)
+        stop = self._stop = self._stop or threading.Event()
+        # Looked at after the event is in place: whoever cancels from now on sets it.
+        return self._cancelled or stop.wait(seconds)
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         """Say how far the work is: ``fraction`` from 0 to 1, or None where that is unknown. Only the latest is kept."""
@@ -65,4 +68,6 @@ class ToolContext:
 
     def _cancel(self) -> None:
         """Set by the call's owner; never by the tool."""
-        self._stop.set()
+        self._cancelled = True
+        if self._stop is not None:
+            self._stop.set()

@@ -102,7 +102,7 @@ class Marks:
 
     def has(self, key: str) -> bool:
         """Whether the key is marked."""
-        return _short(key) in self._marked_at
+        return bool(self._marked_at) and _short(key) in self._marked_at
 
     def has_room(self, now: float) -> bool:
         """Whether one more key can be marked without forgetting one before its time."""

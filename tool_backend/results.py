@@ -26,6 +26,8 @@ from fermata.v1 import tool_pb2
 
 from node_runtime.outcomes import make_final, model_sentence
 
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=pydantic_core.to_jsonable_python)
+
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
@@ -108,7 +110,7 @@ def _to_bytes(text: object) -> bytes:
 
 def _to_json(value: Any) -> bytes:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=pydantic_core.to_jsonable_python)
+        text = _JSON.encode(value)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise UnusableResult(
             f"it returned {type(value).__name__}, which cannot be turned into JSON: {error}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import pydantic
 
+from node_runtime.logs import get_logger
 from tool_backend.errors import BackendStartError
 from tool_backend.search.corpus import read_corpus
 from tool_backend.search.index import SearchIndex
 from tool_backend.settings import SearchSettings
 from tool_backend.tool import Tool, ToolOptions
+
+_log = get_logger(__name__)
 
 DESCRIPTION = "Search the documents by words. Gives the best hits, one per line, as title: text."
 NO_HIT = "no results"
@@ -23,7 +27,9 @@ def make_search(settings: SearchSettings) -> Tool:
     """The tool over its corpus, read and indexed here."""
     if settings.corpus is None:
         raise BackendStartError("the search tool needs a corpus; set backend.search.corpus to a JSON Lines file")
+    began = time.monotonic()
     index = SearchIndex(read_corpus(settings.corpus))
+    _log.info("corpus indexed", documents=len(index), seconds=round(time.monotonic() - began, 1))
 
     def search(query: Query, top_k: TopK = settings.top_k) -> str:
         """Args:
