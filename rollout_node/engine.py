@@ -101,6 +101,7 @@ class Engine:
         self.model_id = settings.model
         self.start_seconds = built.seconds
         self.max_model_len: int = built.llm.model_config.max_model_len
+        self.dtype = str(built.llm.model_config.dtype).removeprefix("torch.")
         self.workers: int = settings.tensor_parallel_size * settings.pipeline_parallel_size
         self.transfer_backends: tuple[str, ...] = built.transfer_backends
 
@@ -168,11 +169,7 @@ class Engine:
             finished = True
             raise self._translate(error) from error
         finally:
-            self._live.pop(request_id, None)
-            if collector is not None:
-                if not finished and self._dead is None and not self._closing:
-                    await self._llm.abort(collector.request_id, internal=True)
-                collector.close()
+            await self._forget(request_id, collector, finished)
 
     async def abort(self, request_id: str) -> None:
         """Ends a live request: its iterator gets a last delta with finish_reason "abort". Unknown ids are ignored."""
@@ -187,14 +184,17 @@ class Engine:
         """
         params = engine_build.probe_params()
         request_id = f"probe-{next(self._probe_ids)}"
+        collector, finished = None, False
         try:
             collector = await self._add(request_id, ids, params, PROBE_PRIORITY, self._salted(None))
             self._live[request_id] = collector
+            self._require_alive()
             output = collector.get_nowait() or await collector.get()
+            finished = True
         except engine_build.vllm_errors() as error:
             raise self._translate(error) from error
         finally:
-            self._live.pop(request_id, None)
+            await self._forget(request_id, collector, finished)
         return engine_build.prompt_logprobs_of(output, ids)
 
     def stats(self) -> EngineStats:
@@ -266,12 +266,18 @@ class Engine:
         return f"{self._salt}:{cache_salt}"
 
     async def _add(self, request_id: str, ids: Sequence[int], params: Any, priority: int, salt: str | None) -> Any:
-        if self._dead is not None:
-            raise EngineError(self._dead, tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
+        self._require_alive()
         if not ids:
             raise _caller(f"request {request_id!r} has no prompt tokens: at least one is needed")
         prompt = engine_build.tokens_prompt(ids, salt)
         return await self._llm.add_request(request_id, prompt, params, priority=priority)
+
+    async def _forget(self, request_id: str, collector: Any, finished: bool) -> None:
+        self._live.pop(request_id, None)
+        if collector is not None:
+            if not finished and self._dead is None and not self._closing:
+                await self._llm.abort(collector.request_id, internal=True)
+            collector.close()
 
     def _deltas(
         self, output: Any, internal_id: str, position: int, stop_ids: frozenset[int], born: str
@@ -300,6 +306,10 @@ class Engine:
                 label != born and label in self._kept,
             )
 
+    def _require_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineError(self._dead, tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
+
     def _require_serving(self) -> None:
         if self._why_not is not None:
             raise EngineError(self._why_not, tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
@@ -323,6 +333,15 @@ class Engine:
             raise EngineError(
                 f"the engine did not answer to {what} within {limit:.1f} s: a step or a worker is stuck",
                 tool_pb2.OUTCOME_DEADLINE_EXCEEDED,
+                tool_pb2.FAULT_INFRA,
+            ) from error
+        except engine_build.vllm_errors() as error:
+            raise self._translate(error) from error
+        except Exception as error:
+            # vLLM raises bare Exception for what failed in its processes.
+            raise EngineError(
+                f"{what} failed in the engine: {engine_build.failure_of(error)}",
+                tool_pb2.OUTCOME_INTERNAL,
                 tool_pb2.FAULT_INFRA,
             ) from error
 

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,13 @@ def vllm_errors() -> tuple[type[BaseException], ...]:
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     return (EngineDeadError, EngineGenerateError, VLLMClientError, GracefulHTTPError, ValueError)
+
+
+def failure_of(error: Exception) -> str:
+    """What went wrong in a worker, out of the wrappings vLLM puts around it."""
+    text = " ".join(str(error).split())
+    inner = re.search(r"Worker failed with error '(.*)', please check", text)
+    return inner.group(1) if inner else text.removeprefix("Call to collective_rpc method failed: ")
 
 
 def is_dead_error(error: BaseException) -> bool:
