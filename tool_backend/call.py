@@ -7,7 +7,7 @@ does not touch the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from fermata.v1 import tool_pb2
 
@@ -69,7 +69,7 @@ class Call:
         for changed in self._watchers:
             changed.set()
 
-    async def events(self, heartbeat_s: float | None) -> AsyncIterator[tool_pb2.CallEvent]:
+    async def events(self, heartbeat_s: float | None) -> AsyncGenerator[tool_pb2.CallEvent, None]:
         """Progress and heartbeats as they come, then the Final. With ``heartbeat_s``, never silent for longer."""
         changed = asyncio.Event()
         self._watchers.add(changed)

@@ -37,11 +37,11 @@ ENTRY_OVERHEAD_BYTES = 512
 class JournalLimits:
     """Bounds of a journal. Seconds, counts and bytes."""
 
-    retention_s: float = 900.0
+    retention_s: float = 600.0
     mark_retention_s: float = 86_400.0
-    max_entries: int = 20_000
+    max_entries: int = 50_000
     max_bytes: int = 64 * 1024 * 1024
-    max_marks: int = 500_000
+    max_marks: int = 1_000_000
 
 
 class State(enum.Enum):

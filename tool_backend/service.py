@@ -5,9 +5,10 @@ Invariant: whatever became of a call travels in a message body; a gRPC error alw
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ PROTOCOL_MINOR = 0
 FEATURES = ("invoke_stream", "attach", "cancel")
 MIN_HEARTBEAT_S = 0.05
 
+_Events = AsyncGenerator[tool_pb2.CallEvent, None]
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -64,8 +66,9 @@ class ToolBackendServicer(tool_pb2_grpc.ToolBackendServiceServicer):
         """One call with its life made visible."""
         invocation = request.invocation
         heartbeat_s = _heartbeat_s(invocation)
-        async for event in self._events(self._calls.start_or_join(invocation), heartbeat_s):
-            yield tool_pb2.InvokeStreamResponse(event=event)
+        async with contextlib.aclosing(self._events(self._calls.start_or_join(invocation), heartbeat_s)) as events:
+            async for event in events:
+                yield tool_pb2.InvokeStreamResponse(event=event)
 
     async def InvokeMany(self, request_iterator: Any, context: _Context) -> AsyncIterator[tool_pb2.InvokeManyResponse]:
         """Not among the features of this backend: the one method that answers with a gRPC error."""
@@ -96,8 +99,9 @@ class ToolBackendServicer(tool_pb2_grpc.ToolBackendServiceServicer):
             return
         admission = self._calls.known(request.key, request.args_sha256, now)
         assert admission is not None
-        async for event in self._events(admission, _heartbeat_s(request)):
-            yield tool_pb2.AttachResponse(event=event)
+        async with contextlib.aclosing(self._events(admission, _heartbeat_s(request))) as events:
+            async for event in events:
+                yield tool_pb2.AttachResponse(event=event)
 
     async def Cancel(self, request: tool_pb2.CancelRequest, context: _Context) -> tool_pb2.CancelResponse:
         """Stop a running call; one that ended keeps its result."""
@@ -121,7 +125,9 @@ class ToolBackendServicer(tool_pb2_grpc.ToolBackendServiceServicer):
         """As OpenSession."""
         return tool_pb2.CloseSessionResponse(status=self._no_sessions(request.epoch))
 
-    async def _events(self, admission: Admission, heartbeat_s: float | None) -> AsyncIterator[tool_pb2.CallEvent]:
+    async def _events(
+        self, admission: Admission, heartbeat_s: float | None
+    ) -> AsyncGenerator[tool_pb2.CallEvent, None]:
         if admission.known:
             accepted = tool_pb2.CallEvent.Accepted(
                 instance_id=self._calls.instance_id, joined=admission.joined, durability=tool_pb2.DURABILITY_MEMORY
@@ -130,8 +136,9 @@ class ToolBackendServicer(tool_pb2_grpc.ToolBackendServiceServicer):
         if admission.call is None:
             yield tool_pb2.CallEvent(final=admission.final)
             return
-        async for event in admission.call.events(heartbeat_s):
-            yield event
+        async with contextlib.aclosing(admission.call.events(heartbeat_s)) as events:
+            async for event in events:
+                yield event
 
     def _uptime_ms(self) -> int:
         # Rounded down: a claim of having been up for longer than is true could disprove a start that happened.

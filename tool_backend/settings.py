@@ -29,13 +29,13 @@ class DelaySettings(Section):
 class JournalSettings(Section):
     """Bounds of the journal of keys."""
 
-    retention_s: float = pydantic.Field(default=900.0, gt=0, description="how long a finished key's result is kept")
+    retention_s: float = pydantic.Field(default=600.0, gt=0, description="how long a finished key's result is kept")
     mark_retention_s: float = pydantic.Field(
         default=86_400.0, gt=0, description="how long it is remembered that a key was here"
     )
-    max_entries: int = pydantic.Field(default=20_000, ge=1, description="running and finished keys at once")
+    max_entries: int = pydantic.Field(default=50_000, ge=1, description="running and finished keys at once")
     max_bytes: int = pydantic.Field(default=64 * 1024 * 1024, ge=0, description="bytes of results kept")
-    max_marks: int = pydantic.Field(default=500_000, ge=1, description="keys remembered without their result")
+    max_marks: int = pydantic.Field(default=1_000_000, ge=1, description="keys remembered without their result")
 
 
 class CalculatorSettings(Section):

@@ -189,6 +189,27 @@ async def test_attach_proves_that_a_key_never_started(odd: Backend, held: Held) 
     assert conflict.event.final.outcome == Outcome.OUTCOME_KEY_CONFLICT
 
 
+async def test_a_start_and_a_tombstone_that_race_agree(odd: Backend, held: Held) -> None:
+    held.let_go()
+    keys = [f"race-{number}" for number in range(60)]
+    invoked, attached = [], []
+    for number, key in enumerate(keys):  # either may be sent first
+        if number % 2:
+            invoked.append(asyncio.ensure_future(odd.invoke("held", held.arguments, key=key)))
+        attached.append(asyncio.ensure_future(odd.attach(key, if_absent=TOMBSTONE)))
+        if not number % 2:
+            invoked.append(asyncio.ensure_future(odd.invoke("held", held.arguments, key=key)))
+    starts = set()
+    for key, final, answers in zip(keys, await asyncio.gather(*invoked), await asyncio.gather(*attached), strict=True):
+        if answers[0].WhichOneof("result") == "absent":
+            assert answers[0].absent.tombstoned
+            assert (final.outcome, final.started) == (Outcome.OUTCOME_NOT_STARTED, tool_pb2.STARTED_NO)
+        else:
+            assert answers[-1].event.final.parts[0].text == final.parts[0].text
+            starts.add(key)
+    assert sorted(held.starts()) == sorted(starts)
+
+
 async def test_another_instance_refuses(odd: Backend, held: Held) -> None:
     held.let_go()
     final = await odd.invoke("held", held.arguments, key="k", expected_instance_id="its-predecessor")

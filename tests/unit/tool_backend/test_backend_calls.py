@@ -344,6 +344,20 @@ async def test_silence_is_filled_with_heartbeats(make: Make) -> None:
     assert [event.WhichOneof("event") async for event in events][-1] == "final"
 
 
+async def test_a_watcher_that_goes_away_is_forgotten(make: Make) -> None:
+    gate = Gate()
+    calls = make(gate.tool())
+    admission = invoke(calls)
+    assert admission.call is not None
+    watching = [admission.call.events(0.001) for _ in range(10)]
+    for events in watching:
+        assert (await anext(events)).WhichOneof("event") == "heartbeat"
+    assert len(admission.call._watchers) == 10
+    for events in watching:
+        await events.aclose()
+    assert not admission.call._watchers
+
+
 async def test_drain_lets_running_calls_end_and_starts_nothing(make: Make) -> None:
     gate = Gate()
     calls = make(gate.tool())
