@@ -285,7 +285,8 @@ class Calls:
         abandoned = [call for call in self._work.values() if not call.ended]
         for call in abandoned:
             detail = f"the backend shut down while tool '{call.tool.name}' was running"
-            call.stop_as = make_final(tool_pb2.OUTCOME_INDETERMINATE, detail=detail, started=_YES)
+            if call.stop_as is None:  # else it was cancelled and is on its way to that end
+                call.stop_as = make_final(tool_pb2.OUTCOME_INDETERMINATE, detail=detail, started=_YES)
             self._stop_work(call)
             self._end(call, call.stop_as)
         return abandoned
