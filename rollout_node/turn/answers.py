@@ -1,7 +1,7 @@
 """Tool output as tokens: any bytes to text, cut to what is left of the context, spliced into the bridge's frame.
 
-Invariant: the ids of all answers together never exceed the budget, none of them is a control id but the frame's own, and
-the work is bounded by the budget, not by the size of the output.
+Invariant: the ids of all answers together never exceed the budget, none of them is a control id but the frame's own,
+and what is encoded is bounded by the budget, not by the size of the output.
 """
 
 from array import array
@@ -67,9 +67,13 @@ class AnswerRenderer:
         if budget_tokens <= 0:
             raise BudgetExceeded(len(answers), budget_tokens, len(answers))
         jobs = [
-            _Job(self, frame, answer, budget_tokens)
+            _Job(self, frame, answer)
             for frame, answer in zip(self._frames(last_id, len(answers)), answers, strict=True)
         ]
+        left = budget_tokens
+        for job in sorted(jobs, key=lambda job: job.chars):  # stable: equals in call order
+            job.measure(left, budget_tokens)
+            left -= job.whole
         shares = _share(budget_tokens, [(job.least, job.whole) for job in jobs])
         if shares is None:
             raise BudgetExceeded(sum(job.least for job in jobs), budget_tokens, len(answers))
@@ -99,7 +103,6 @@ class _Job:
         renderer: AnswerRenderer,
         frame: tuple[tuple[Piece, ...], tuple[Piece, ...]],
         answer: ToolAnswer,
-        budget: int,
     ) -> None:
         self._renderer = renderer
         self._frame = frame
@@ -108,13 +111,19 @@ class _Job:
         missing = max(0, answer.total_bytes - len(answer.data)) if answer.total_bytes else 0
         self._trail = f"\n[{missing} more bytes were left out]" if missing else ""
         self._whole_ids: list[int] | None = None
-        if len(self._body) <= budget * _CHARS_PER_TOKEN + _SLACK_CHARS:
+        self.chars = len(self._body)
+        self.whole = self.least = 0
+
+    def measure(self, left: int, budget: int) -> None:
+        """Counts tokens, given what shorter answers left of the budget; what is surely too long is not encoded."""
+        if self.chars <= max(left, 0) * _CHARS_PER_TOKEN + _SLACK_CHARS:
             self._whole_ids = self._encode(self._body)
-        # Unknown but surely too long: more than the whole budget.
-        self.whole = budget + 1 if self._whole_ids is None else len(self._whole_ids)
-        self.least = self.whole
-        if len(self._body) > len(_marker(len(self._body))) or self._whole_ids is None:
-            self.least = min(self.whole, len(self._encode(_marker(len(self._body)))))
+        self.least = len(self._encode(_marker(self.chars)))
+        if self._whole_ids is None:
+            self.whole = max(budget, self.least) + 1  # not known, and more than there is
+        else:
+            self.whole = len(self._whole_ids)
+            self.least = min(self.least, self.whole)
 
     def _encode(self, body: str) -> list[int]:
         return self._renderer.encode(self._frame, self._lead + body + self._trail, self._answer.tool)

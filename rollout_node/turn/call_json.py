@@ -85,8 +85,8 @@ def _call(text: str, members: dict[str, tuple[int, int, object]]) -> CallText | 
         return Broken(f'The "name" of the call must be a JSON string, got {_kind_at(text, at)}.')
     if extra is not None:
         return Broken(
-            f'The JSON of the call has the unknown key {quote(extra)}; it must be {{"name": ..., "arguments": {{...}}}} '
-            "with everything for the tool inside arguments."
+            f"The JSON of the call has the unknown key {quote(extra)}; "
+            'it must be {"name": ..., "arguments": {...}} with everything for the tool inside arguments.'
         )
     span = members.get("arguments")
     if span is None or span[2] is None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fermata.v1 import tool_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from fermata.v1 import tool_pb2
 from node_runtime.errors import EXIT_USAGE, NodeError
 from node_runtime.outcomes import outcome_name
 from rollout_node.turn.records import ParsedCall, ParsedTurn, ToolDefinition

@@ -75,7 +75,7 @@ class TurnFormat:
         variables: Mapping[str, Any] | None = None,
         parser: str = "hermes",
     ) -> "TurnFormat":
-        """From a fast tokenizer and a chat template. ``stop_tokens``: control tokens that end a turn, the usual first."""
+        """From a fast tokenizer and a chat template. ``stop_tokens``: what ends a turn, the usual one first."""
         _check_parser(parser)
         vocabulary = Vocabulary(tokenizer)
         stop_ids = [_stop_id(vocabulary, token) for token in stop_tokens]

@@ -6,6 +6,7 @@ let a tool's output open a turn).
 """
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,6 +76,7 @@ class KnownModel:
 
         self._vocabulary = vocabulary
         self._guard = Guard(vocabulary.control)
+        self._lock = threading.Lock()
         self._tokenizer = TextKeepingTokenizer(vocabulary, model_path, eos_token_id)
         try:
             config = config_from_name(name)
@@ -90,12 +92,13 @@ class KnownModel:
         return protected_ids(self._vocabulary, self._guard, self._prompt_pieces, messages, tools)
 
     def _prompt_pieces(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[Piece]:
-        self._tokenizer.forget()
-        try:
-            rendered = self._renderer.render(messages, tools=tools or None, add_generation_prompt=True)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RenderError(f"the model's renderer refuses these messages: {str(error)[:300]}") from error
-        return self._tokenizer.pieces(rendered.token_ids)
+        with self._lock:  # the tokenizer's texts are those of one rendering
+            self._tokenizer.forget()
+            try:
+                rendered = self._renderer.render(messages, tools=tools or None, add_generation_prompt=True)
+            except (KeyError, TypeError, ValueError) as error:
+                raise RenderError(f"the model's renderer refuses these messages: {str(error)[:300]}") from error
+            return self._tokenizer.pieces(rendered.token_ids)
 
     def example_turn(self) -> tuple[list[int], str]:
         """The ids and text of a turn with one call, as the library writes it into a history."""

@@ -109,7 +109,14 @@ def _stop_ids(tokenizer: Any, vocabulary: Vocabulary, source: str, model_path: s
                 eos = json.loads(path.read_text()).get("eos_token_id")
             except (json.JSONDecodeError, AttributeError) as error:
                 raise TurnFormatError(f"{path} is not a JSON object: {error}") from error
-            found += [eos] if isinstance(eos, int) else list(eos or [])
+            named = [eos] if isinstance(eos, int) else list(eos or [])
+            for token_id in named:
+                if token_id not in vocabulary.control_ids:
+                    raise TurnFormatError(
+                        f"{path} has the eos_token_id {token_id}, which is the ordinary text "
+                        f"{vocabulary.decode([token_id])!r}; it must be a control token of the tokenizer"
+                    )
+            found += named
     found += [vocabulary.control[token] for token in _TURN_ENDS if token in vocabulary.control and token in source]
     if not found:
         raise TurnFormatError(f"model {model_path} names no stop token; set eos_token in tokenizer_config.json")

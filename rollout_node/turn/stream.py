@@ -1,7 +1,7 @@
 """One turn parsed while it is sampled: hermes calls (`<tool_call>` JSON `</tool_call>`), reasoning and content.
 
-Owns the grammar of a turn. Invariants: where the tokenizer has a tag as a control token, only that id is the tag and the
-same characters sampled as text are data; where it has not, tags are found in the text, but never inside a JSON string.
+Owns the grammar of a turn. Invariants: where the tokenizer has a tag as a control token, only that id is the tag and
+the same characters sampled as text are data; where it has not, tags are found in the text, never inside a JSON string.
 What comes out depends on the ids alone, not on how they were grouped, and the work is linear in their number.
 
 A tag that opens a call inside an open call ends that call as broken; a closing tag outside a call is content; a call

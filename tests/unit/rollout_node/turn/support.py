@@ -36,7 +36,7 @@ _STOPS = (
 
 @cache
 def vocabulary(kind: str = "tags") -> Vocabulary:
-    """"tags": the hermes tags are control tokens; "text": they are plain text."""
+    """ "tags": the hermes tags are control tokens; "text": they are plain text."""
     return Vocabulary(byte_level(QWEN_CONTROL if kind == "tags" else PLAIN_TAGS_CONTROL))
 
 

@@ -48,7 +48,12 @@ def test_rows_hold_where_the_tags_are_plain_text(folder: Path, tmp_path: Path, m
 
 
 def test_a_miss_says_what_was_expected(tmp_path: Path) -> None:
-    case = {"id": "x", "completion": "<tool_call>{}</tool_call>", "finish": "stop", "calls": [{"tool": "now", "args": "{}"}]}
+    case = {
+        "id": "x",
+        "completion": "<tool_call>{}</tool_call>",
+        "finish": "stop",
+        "calls": [{"tool": "now", "args": "{}"}],
+    }
     (tmp_path / "c.jsonl").write_text(json.dumps(case) + "\n")
     (result,) = check_cases(OWN / "tools.json", tmp_path / "c.jsonl")
     assert not result.passed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from fermata.v1 import tool_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fermata.v1 import tool_pb2
 from rollout_node.turn.stream import TurnGrammar, TurnStream
 
 from .support import tool_set, vocabulary
@@ -88,7 +88,7 @@ def test_what_comes_out_does_not_depend_on_the_chunks(
     # What is dispatched early stands in the whole turn; only a call that never closed may follow.
     assert list(turn.calls[: len(early)]) == early
     assert all(call.outcome == tool_pb2.OUTCOME_PARSE_ERROR for call in turn.calls[len(early) :])
-    assert len(turn.calls) - len(early) <= (0 if reason == "length" and not turn.finish == "stop" else 1)
+    assert len(turn.calls) - len(early) <= (0 if reason == "length" and turn.finish != "stop" else 1)
     assert [call.ordinal for call in turn.calls] == list(range(len(turn.calls)))
     for call in turn.calls:
         assert 0 <= call.token_span[0] < call.token_span[1] <= len(ids)
