@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fermata.v1 import gateway_pb2, tool_pb2
 
 from node_runtime.keys import CallKey, InvalidKey, args_sha256
-from tool_gateway.backends import Lease
+from tool_gateway.backends import Backend
 from tool_gateway.catalogue import Tool
 from tool_gateway.ledger import CallRecord
 from tool_gateway.policy import ToolTraits
@@ -34,8 +34,10 @@ class Call:
     """The session that owns the call now."""
     task: asyncio.Task[None] | None = None
     tool: Tool | None = None
-    lease: Lease | None = None
+    at: Backend | None = None
     """Where an attempt is on its way."""
+    disturbed: bool = False
+    """The connection to the attempt was lost, and has not ended in a result since."""
     attempts: int = 0
     """Number of the last attempt, counted over all gateways."""
     instance_id: str = ""

@@ -15,6 +15,7 @@ from fermata.v1 import gateway_pb2, tool_pb2
 from node_runtime.logs import get_logger
 from node_runtime.outcomes import fault_name, make_final, outcome_name
 from node_runtime.spans import SpanWriter
+from tool_gateway.attempts import max_output_bytes
 from tool_gateway.backends import Backend, Backends
 from tool_gateway.backends.attempt import cancel
 from tool_gateway.calls import Call, CallStart, margin_s, read_start, total_timeout_s
@@ -272,7 +273,7 @@ class Dispatcher:
         key = call.start.key
         now = self._now()
         ending = Ending(
-            cut_output(final, self._driver.max_output_bytes(call)),
+            cut_output(final, max_output_bytes(call, self._settings)),
             queue_us=int(call.queued_s * 1e6),
             run_us=int(call.run_s * 1e6),
             instance_id=call.instance_id,
@@ -307,14 +308,13 @@ class Dispatcher:
             self._spawn(self._finish_cancelled(call, reason), f"cancel {call.start.key}")
 
     async def _finish_cancelled(self, call: Call, reason: str) -> None:
-        lease = call.lease
         if call.task is not None:
             call.task.cancel()
             await asyncio.wait({call.task})
         if call.finished:
             return
-        if lease is not None:
-            self._cancel_in_background(lease.backend, call.start.key, reason)
+        if call.at is not None:
+            self._cancel_in_background(call.at, call.start.key, reason)
         await self._finish(call, make_final(tool_pb2.OUTCOME_CANCELLED, detail=reason, started=call.started))
 
     def _cancel_in_background(self, backend: Backend, key: str, reason: str) -> None:

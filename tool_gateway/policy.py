@@ -43,9 +43,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The attempt's or the heartbeat's time ran out here; a Cancel has been sent."""
+    """The attempt's or the heartbeat's time ran out here; a Cancel is on its way."""
 
     detail: str
+    heartbeat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,9 @@ class RetryPolicy:
                 return normalise(final, traits)
             case NotSent(detail):
                 return make_final(tool_pb2.OUTCOME_NOT_STARTED, detail=detail, started=tool_pb2.STARTED_NO)
-            case TimedOut(detail):
-                return timeout_final(tool_pb2.OUTCOME_ATTEMPT_TIMEOUT, traits, detail)
+            case TimedOut(detail, heartbeat):
+                # Heartbeats come from the backend's loop, not from the tool: their silence is no fault of the tool's.
+                return timeout_final(tool_pb2.OUTCOME_ATTEMPT_TIMEOUT, traits, detail, infra=heartbeat)
             case Absent(tombstoned=True):
                 detail = "the instance was cut off before the call began there, and will not begin it"
                 return make_final(tool_pb2.OUTCOME_NOT_STARTED, detail=detail, started=tool_pb2.STARTED_NO)
@@ -160,10 +162,12 @@ def timeout_final(
     outcome: tool_pb2.Outcome,
     traits: ToolTraits,
     detail: str,
+    *,
     started: tool_pb2.Started = tool_pb2.STARTED_UNKNOWN,
+    infra: bool = False,
 ) -> tool_pb2.Final:
-    """A time that ran out: the tool's own timeout_fault, except where the tool never started."""
-    fault = tool_pb2.FAULT_INFRA if started == tool_pb2.STARTED_NO else traits.timeout_fault
+    """A time that ran out: the tool's own timeout_fault, except where the infrastructure took the time."""
+    fault = tool_pb2.FAULT_INFRA if infra else traits.timeout_fault
     text = model_sentence(outcome) if fault == tool_pb2.FAULT_MODEL else None
     return make_final(outcome, detail=detail, started=started, fault=fault, text=text)
 

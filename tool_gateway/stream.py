@@ -48,6 +48,7 @@ class AttachStream:
         self._wake = asyncio.Event()
         self._goodbye: asyncio.Future[ServerFrame.Goodbye] = asyncio.get_running_loop().create_future()
         self._heard = asyncio.Event()
+        self._epoch = 0
 
     def end(self, goodbye: ServerFrame.Goodbye) -> None:
         """End the stream: what is ready goes first, the goodbye last."""
@@ -61,9 +62,10 @@ class AttachStream:
             if first is None:
                 return
             hello = first.events[0].hello
+            self._epoch = hello.epoch
             attached = self._hub.attach(hello, self._wake.set, self.end)
             if isinstance(attached, ServerFrame.Goodbye):
-                _log.info("a stream was refused", node=hello.node_id, why=attached.detail)
+                _log.info("a stream was refused", client=hello.node_id, why=attached.detail)
                 await self._say_goodbye(attached)
                 return
             try:
@@ -100,7 +102,7 @@ class AttachStream:
         else:
             await self._dispatcher.replay(attached)
         await self._greet(attached, resumed, catalogue)
-        log = _log.bind(node=session.node_id, session=session.session_id, epoch=hello.epoch)
+        log = _log.bind(client=session.node_id, session=session.session_id, epoch=hello.epoch)
         log.info("stream attached", resumed=resumed)
         del first.events[0]
         tasks = {
@@ -150,7 +152,7 @@ class AttachStream:
     async def _read(self, attached: Attached, first: ClientFrame) -> None:
         """Until the client closes its half or says goodbye."""
         frame: ClientFrame | object = first
-        while isinstance(frame, ClientFrame):
+        while isinstance(frame, ClientFrame) and attached.session.epoch == self._epoch:
             self._heard.set()
             for event in frame.events:
                 if not await self._handle(attached, event):
@@ -201,7 +203,8 @@ class AttachStream:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while session.ready:
+            # A fenced stream must not take what was meant for its successor.
+            while session.epoch == self._epoch and session.ready:
                 await self._context.write(ServerFrame(events=session.take(limit)))
 
     async def _watch(self) -> None:

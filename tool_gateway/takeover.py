@@ -55,9 +55,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Invoke at this address, and at no other one ever."""
+    """Invoke at this instance, and at no other one ever."""
 
     address: str
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +120,6 @@ def decide(
                     )
     if last_instance_id and last_instance_id not in instances:
         return Undecidable(f"the call was last sent to the instance {last_instance_id}, which is gone")
-    return Start(chosen)
+    answer = answers[chosen]
+    assert isinstance(answer, NotThere)
+    return Start(chosen, answer.instance_id)

@@ -6,8 +6,9 @@ Invariant: no RPC outlives the coroutine that made it; time that runs out here i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import grpc
 from fermata.v1 import tool_pb2
@@ -31,25 +32,11 @@ async def invoke(
     """Run the invocation at the instance it names. The local timer is `timeout_s`; the invocation carries its own."""
     if backend.instance_id != invocation.expected_instance_id:
         return NotSent(f"the backend at {backend.address} was lost before the call was sent")
-    streamed = "invoke_stream" in backend.features
-    try:
-        async with asyncio.timeout(timeout_s) as total:
-            if streamed:
-                stream = backend.stub.InvokeStream(tool_pb2.InvokeStreamRequest(invocation=invocation))
-                try:
-                    return await _read_to_end(
-                        _events_of_invoke(stream), total, timeout_s, heartbeat_s, on_event, backend.address
-                    )
-                finally:
-                    stream.cancel()
-            response = await backend.stub.Invoke(tool_pb2.InvokeRequest(invocation=invocation))
-            return Finished(response.final)
-    except grpc.aio.AioRpcError as error:
-        return end_of_error(error, backend.address)
-    except asyncio.InvalidStateError:
-        return Lost(f"the connection to {backend.address} was closed")
-    except TimeoutError:
-        return TimedOut(f"the backend at {backend.address} gave no answer in time ({timeout_s:.1f} s for the attempt)")
+    if "invoke_stream" not in backend.features:
+        return await _invoke_unary(backend, invocation, timeout_s)
+    request = tool_pb2.InvokeStreamRequest(invocation=invocation)
+    stream = backend.stub.InvokeStream(request)
+    return await _follow(stream, _event_of_invoke, timeout_s, heartbeat_s, on_event, backend.address)
 
 
 async def attach(
@@ -72,19 +59,7 @@ async def attach(
         heartbeat_timeout_ms=int(heartbeat_s * 1000),
     )
     stream = backend.stub.Attach(request)
-    try:
-        async with asyncio.timeout(timeout_s) as total:
-            return await _read_to_end(
-                _events_of_attach(stream), total, timeout_s, heartbeat_s, on_event, backend.address
-            )
-    except grpc.aio.AioRpcError as error:
-        return end_of_error(error, backend.address)
-    except asyncio.InvalidStateError:
-        return Lost(f"the connection to {backend.address} was closed")
-    except TimeoutError:
-        return TimedOut(f"the backend at {backend.address} gave no answer in time ({timeout_s:.1f} s for the attempt)")
-    finally:
-        stream.cancel()
+    return await _follow(stream, _event_of_attach, timeout_s, heartbeat_s, on_event, backend.address)
 
 
 async def ask(
@@ -136,47 +111,66 @@ async def cancel(backend: Backend, key: str, reason: str, timeout_s: float) -> s
     return None
 
 
-async def _events_of_invoke(stream: AsyncIterable[tool_pb2.InvokeStreamResponse]) -> AsyncIterable[tool_pb2.CallEvent]:
-    async for response in stream:
-        yield response.event
+async def _invoke_unary(backend: Backend, invocation: tool_pb2.Invocation, timeout_s: float) -> AttemptEnd:
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await backend.stub.Invoke(tool_pb2.InvokeRequest(invocation=invocation))
+    except grpc.aio.AioRpcError as error:
+        return end_of_error(error, backend.address)
+    except asyncio.InvalidStateError:
+        return Lost(f"the connection to {backend.address} was closed")
+    except TimeoutError:
+        return TimedOut(f"the backend at {backend.address} gave no result within the attempt's {timeout_s:.1f} s")
+    return Finished(response.final)
 
 
-async def _events_of_attach(stream: AsyncIterable[tool_pb2.AttachResponse]) -> AsyncIterable[tool_pb2.AttachResponse]:
-    async for response in stream:
-        yield response
+def _event_of_invoke(response: tool_pb2.InvokeStreamResponse, address: str) -> tool_pb2.CallEvent | AttemptEnd:
+    return response.event
 
 
-async def _read_to_end(
-    events: AsyncIterable[tool_pb2.CallEvent] | AsyncIterable[tool_pb2.AttachResponse],
-    total: asyncio.Timeout,
+def _event_of_attach(response: tool_pb2.AttachResponse, address: str) -> tool_pb2.CallEvent | AttemptEnd:
+    if response.WhichOneof("result") != "absent":
+        return response.event
+    if response.absent.instance_mismatch:
+        return InstanceGone(f"another instance, {response.absent.instance_id}, answers at {address} now")
+    return Absent(response.absent.tombstoned, response.absent.expired)
+
+
+async def _follow(
+    stream: Any,
+    event_of: Callable[[Any, str], tool_pb2.CallEvent | AttemptEnd],
     timeout_s: float,
     heartbeat_s: float,
     on_event: OnCallEvent,
     address: str,
 ) -> AttemptEnd:
-    """Reads until the Final. One timer serves both times: it is moved on with each event, never past the end."""
+    """Reads until the Final. One timer serves both times: each event moves it on, never past the attempt's end. When it
+    fires it ends the RPC, which is wanted."""
     loop = asyncio.get_running_loop()
     end_at = loop.time() + timeout_s
-    total.reschedule(min(end_at, loop.time() + heartbeat_s))
     joined = False
     try:
-        async for item in events:
-            total.reschedule(min(end_at, loop.time() + heartbeat_s))
-            if isinstance(item, tool_pb2.AttachResponse):
-                if item.WhichOneof("result") == "absent":
-                    if item.absent.instance_mismatch:
-                        return InstanceGone(f"another instance, {item.absent.instance_id}, answers at {address} now")
-                    return Absent(item.absent.tombstoned, item.absent.expired)
-                item = item.event
-            joined = True
-            kind = item.WhichOneof("event")
-            if kind == "final":
-                return Finished(item.final)
-            if kind in ("progress", "chunk"):
-                on_event(item)
+        async with asyncio.timeout_at(min(end_at, loop.time() + heartbeat_s)) as timer:
+            async for response in stream:
+                timer.reschedule(min(end_at, loop.time() + heartbeat_s))
+                event = event_of(response, address)
+                if not isinstance(event, tool_pb2.CallEvent):
+                    return event
+                joined = True
+                kind = event.WhichOneof("event")
+                if kind == "final":
+                    return Finished(event.final)
+                if kind in ("progress", "chunk"):
+                    on_event(event)
+        return Lost(f"the backend at {address} ended the stream without a result", joined)
     except grpc.aio.AioRpcError as error:
         end = end_of_error(error, address)
         return replace(end, joined=joined) if isinstance(end, Lost) else end
     except asyncio.InvalidStateError:
         return Lost(f"the connection to {address} was closed", joined)
-    return Lost(f"the backend at {address} ended the stream without a result", joined)
+    except TimeoutError:
+        if loop.time() >= end_at - 0.002:  # loop clocks tick in milliseconds
+            return TimedOut(f"the backend at {address} gave no result within the attempt's {timeout_s:.1f} s")
+        return TimedOut(f"the backend at {address} was silent for its {heartbeat_s:.1f} s", heartbeat=True)
+    finally:
+        stream.cancel()

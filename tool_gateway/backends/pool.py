@@ -28,6 +28,10 @@ class NoSuchTool(LookupError):
     """Every pool has told what it serves, and none serves this."""
 
 
+class InstanceReplaced(LookupError):
+    """The only instance where a call may start will never be there again."""
+
+
 @dataclass(slots=True)
 class Lease:
     """One call's place on a backend; give it back with ``Backends.give_back``."""
@@ -125,7 +129,9 @@ class Backends:
         backend = self.backends[address]
         while True:
             tool = self.tools.get(name)
-            if tool is not None and backend.serving and backend.instance_id == instance_id:
+            if backend.connected and backend.instance_id != instance_id:
+                raise InstanceReplaced(f"the instance {instance_id} at {address}, where the call may start, is gone")
+            if tool is not None and backend.serving:
                 return self._take(backend, tool)
             await self.changed.wait()
 
@@ -134,6 +140,16 @@ class Backends:
         lease.backend.in_flight -= 1
         lease.backend.in_flight_by_tool[name] -= 1
         self._pump(name)
+
+    def lease_at(self, backend: Backend, name: str) -> Lease:
+        """A place on this backend whatever its load: for a call that is there already."""
+        return self._take(backend, self.tools[name])
+
+    def address_of(self, instance_id: str) -> str | None:
+        """Where this instance answers now."""
+        if not instance_id:
+            return None
+        return next((a for a, backend in self.backends.items() if backend.instance_id == instance_id), None)
 
     def suspects(self, name: str) -> list[Backend]:
         """Backends that may ever have run this tool: every address of the pools that serve it or are not known."""

@@ -78,6 +78,8 @@ class ToolGateway:
         self._clock = asyncio.Event()
         """The clock must look again: a nearer deadline has come, or the end."""
         self._reminded_at = float("-inf")
+        self.frames_sent = 0
+        self.frames_received = 0
 
     async def __aenter__(self) -> Self:
         self._runner = asyncio.create_task(self._run(), name="gateway client")
@@ -299,6 +301,7 @@ class ToolGateway:
             frame = await call.read()
             if not isinstance(frame, ServerFrame):
                 return wait_s
+            self.frames_received += 1
             now = self._now()
             for event in frame.events:
                 for effect in self._state.receive(event, now):
@@ -329,6 +332,7 @@ class ToolGateway:
                 raise _Dead("the gateway drains")
             events = state.take(now)
             if events:
+                self.frames_sent += 1
                 await call.write(ClientFrame(events=events))
                 continue
             self._wake.clear()

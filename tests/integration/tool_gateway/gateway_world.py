@@ -1,0 +1,237 @@
+"""Real processes for the gateway's tests: gateways, backends and a TCP proxy that can be cut; always ended.
+
+Invariant: nothing started here outlives the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from node_runtime.runtime_settings import RuntimeSettings
+from tool_gateway.client import CallOptions, ClientOptions, Result, ToolGateway
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+HAND_MADE = REPOSITORY / "tests" / "support" / "backend_process.py"
+
+
+class Process:
+    """One started process and what its ready line said."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ready: dict[str, Any], stderr: Path) -> None:
+        self.process = process
+        self.ready = ready
+        self.stderr = stderr
+        self.port: int = ready["port"]
+        self.address = f"127.0.0.1:{self.port}"
+
+    def log(self) -> str:
+        return self.stderr.read_text()
+
+    async def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def terminate(self, within_s: float = 20.0) -> int:
+        self.process.terminate()
+        async with asyncio.timeout(within_s):
+            return await self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    async def exit_code(self, within_s: float = 20.0) -> int:
+        async with asyncio.timeout(within_s):
+            return await self.process.wait()
+
+
+class Proxy:
+    """Forwards TCP to `target`; ``cut`` breaks every connection, ``refuse`` keeps new ones out."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.refuse = False
+        self.address = ""
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self.cut()
+            await self._server.wait_closed()
+
+    def cut(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuse:
+            writer.transport.abort()
+            return
+        try:
+            onward_reader, onward_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = {writer, onward_writer}
+        self._writers |= pair
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_pump(reader, onward_writer))
+                tasks.create_task(_pump(onward_reader, writer))
+        finally:
+            self._writers -= pair
+            for one in pair:
+                one.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass  # cut on purpose
+    finally:
+        writer.transport.abort()
+
+
+class World:
+    """Starts processes in a test's folder and ends them with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = folder / "executions.jsonl"
+        self._processes: list[Process] = []
+        self._proxies: list[Proxy] = []
+
+    async def backend(self, *arguments: str, port: int = 0) -> Process:
+        return await self._start([str(HAND_MADE), "--ledger", str(self.ledger), "--port", str(port), *arguments])
+
+    async def sdk_backend(self, *arguments: str) -> Process:
+        return await self._start(["-m", "tool_backend", *arguments, "--set", "backend.port=0"])
+
+    async def gateway(self, pools: Sequence[Sequence[str]] = (), *settings: str, port: int = 0) -> Process:
+        """One pool per list of addresses."""
+        named = json.dumps([{"name": f"pool{n}", "addresses": list(pool)} for n, pool in enumerate(pools)])
+        pairs = [f"gateway.port={port}", f"gateway.pools={named}", *settings]
+        return await self._start(["-m", "tool_gateway", *(word for pair in pairs for word in ("--set", pair))])
+
+    async def proxy(self, target: str) -> Proxy:
+        proxy = Proxy(target)
+        await proxy.start()
+        self._proxies.append(proxy)
+        return proxy
+
+    async def _start(self, arguments: list[str]) -> Process:
+        stderr = self.folder / f"stderr-{len(self._processes)}.txt"
+        with stderr.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *arguments,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                cwd=REPOSITORY,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(30):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise AssertionError(f"no ready line: {stderr.read_text()}") from None
+        if not line:
+            await process.wait()
+            raise AssertionError(f"the process ended: {stderr.read_text()}")
+        started = Process(process, json.loads(line), stderr)
+        self._processes.append(started)
+        return started
+
+    async def close(self) -> None:
+        for proxy in self._proxies:
+            await proxy.close()
+        for started in self._processes:
+            if started.process.returncode is None:
+                started.thaw()
+                started.process.kill()
+                await started.process.wait()
+
+    def notes(self) -> list[dict[str, Any]]:
+        if not self.ledger.exists():
+            return []
+        return [json.loads(line) for line in self.ledger.read_text().splitlines()]
+
+    def starts(self, tool: str | None = None) -> Counter[str]:
+        """How often each key's tool really began."""
+        return Counter(n["key"] for n in self.notes() if "key" in n and (tool is None or n["tool"] == tool))
+
+    def cancels(self) -> list[str]:
+        return [note["cancel"] for note in self.notes() if "cancel" in note]
+
+    async def until_started(self, keys: Iterable[str], within_s: float = 20.0) -> None:
+        wanted = set(keys)
+        await until(lambda: wanted <= set(self.starts()), within_s)
+
+
+async def until(holds: Any, within_s: float = 20.0) -> None:
+    """Looks at a fact outside this process (a file another one writes) until it holds; the look is the bound."""
+    async with asyncio.timeout(within_s):
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def client(*addresses: str, options: ClientOptions | None = None, **fields: Any) -> AsyncIterator[ToolGateway]:
+    fields.setdefault("runtime", RuntimeSettings())
+    fields.setdefault("run_id", "run")
+    fields.setdefault("node_id", "node")
+    async with ToolGateway(addresses, options=options, **fields) as gateway:
+        yield gateway
+
+
+async def call(
+    gateway: ToolGateway,
+    key: str,
+    tool: str = "echo",
+    deadline_s: float = 20.0,
+    options: CallOptions | None = None,
+    on_event: Any = None,
+    **arguments: Any,
+) -> Result:
+    return await gateway.call(
+        key=key,
+        tool=tool,
+        args_json=json.dumps(arguments).encode(),
+        deadline_s=deadline_s,
+        options=options,
+        on_event=on_event,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,235 @@
+"""The attach stream itself, spoken by hand: hello, fencing, resume, window, credits, liveness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fermata.v1 import gateway_pb2, gateway_pb2_grpc, tool_pb2
+from gateway_world import World, call, client, until
+
+from node_runtime.grpc_channel import open_channel
+from node_runtime.runtime_settings import RuntimeSettings
+from tool_gateway.client import ToolGateway
+
+pytestmark = pytest.mark.integration
+Client = gateway_pb2.ClientFrame
+Server = gateway_pb2.ServerFrame
+
+
+class Stream:
+    """One attach stream by hand."""
+
+    def __init__(self, call_: Any) -> None:
+        self._call = call_
+        self._events: list[Server.Event] = []
+
+    async def send(self, *events: Client.Event) -> None:
+        await self._call.write(Client(events=events))
+
+    async def next(self, *kinds: str) -> Any:
+        """The next event of these kinds; others are passed over."""
+        async with asyncio.timeout(15):  # ends the stream, and with it the test
+            while True:
+                while self._events:
+                    event = self._events.pop(0)
+                    kind = event.WhichOneof("event")
+                    if kind in kinds:
+                        return getattr(event, kind)
+                frame = await self._call.read()
+                if not isinstance(frame, Server):
+                    return None
+                self._events.extend(frame.events)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def hello(session: str = "s", epoch: int = 1, **fields: Any) -> Client.Event:
+    fields = {"run_id": "run", "node_id": "node"} | fields
+    return Client.Event(hello=Client.Hello(session_id=session, epoch=epoch, **fields))
+
+
+def start(key: str, tool: str = "echo", args: bytes = b"{}", **fields: Any) -> Client.Event:
+    return Client.Event(call_start=Client.CallStart(key=key, tool=tool, args_json=args, **fields))
+
+
+@contextlib.asynccontextmanager
+async def streams(address: str) -> AsyncIterator[Any]:
+    channel = open_channel(address, RuntimeSettings())
+    opened: list[Stream] = []
+
+    def attach() -> Stream:
+        opened.append(Stream(gateway_pb2_grpc.ToolGatewayServiceStub(channel).Attach()))
+        return opened[-1]
+
+    try:
+        yield attach
+    finally:
+        for stream in opened:
+            stream.cancel()
+        await channel.close()
+
+
+async def test_the_first_event_must_be_a_whole_hello(world: World) -> None:
+    gateway = await world.gateway()
+    async with streams(gateway.address) as attach:
+        for first, said in (
+            (start("run/t/0/0/0"), "first event of a stream must be Hello"),
+            (hello(session=""), "Hello.session_id is empty"),
+        ):
+            stream = attach()
+            await stream.send(first)
+            goodbye = await stream.next("goodbye")
+            assert goodbye.outcome == tool_pb2.OUTCOME_PROTOCOL
+            assert said in goodbye.detail
+            assert await stream.next("welcome") is None
+
+
+async def test_a_higher_epoch_fences_the_older_stream_and_a_lower_one_is_refused(world: World) -> None:
+    gateway = await world.gateway()
+    async with streams(gateway.address) as attach:
+        old, new, late = attach(), attach(), attach()
+        await old.send(hello(epoch=2))
+        assert not (await old.next("welcome")).resumed
+        await new.send(hello(epoch=3))
+        assert (await new.next("welcome")).resumed
+        assert (await old.next("goodbye")).outcome == tool_pb2.OUTCOME_FENCED
+        assert await old.next("goodbye") is None
+        await late.send(hello(epoch=2))
+        refused = await late.next("goodbye")
+        assert (refused.outcome, refused.reconnect) == (tool_pb2.OUTCOME_FENCED, False)
+        await new.send(Client.Event(ping=Client.Ping(nonce=7)))
+        assert (await new.next("pong")).nonce == 7
+
+
+async def test_a_second_client_with_the_session_ends_the_first_one_and_its_calls(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with client(gateway.address, session_id="mine") as first:
+        waiting = asyncio.create_task(call(first, "run/t/0/0/0", tool="hang"))
+        await world.until_started(["run/t/0/0/0"])
+        async with streams(gateway.address) as attach:
+            thief = attach()
+            await thief.send(hello(session="mine", epoch=99))
+            result = await waiting
+            assert (result.outcome, result.fault) == (tool_pb2.OUTCOME_FENCED, tool_pb2.FAULT_INFRA)
+            again = await call(first, "run/t/0/0/1", text="x")
+            assert again.outcome == tool_pb2.OUTCOME_FENCED
+
+
+async def test_unacknowledged_results_are_replayed_from_where_the_client_is(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with streams(gateway.address) as attach:
+        first = attach()
+        await first.send(hello(epoch=1), *(start(f"run/t/0/0/{n}") for n in range(4)))
+        incarnation = (await first.next("welcome")).incarnation
+        results = [await first.next("result") for _ in range(4)]
+        assert [result.seq for result in results] == [1, 2, 3, 4]
+        await first.send(Client.Event(result_ack=Client.ResultAck(seq=1)))
+        second = attach()
+        await second.send(hello(epoch=2, resume_from_seq=2, incarnation=incarnation))
+        welcome = await second.next("welcome")
+        assert sorted(welcome.known_calls) == [f"run/t/0/0/{n}" for n in range(4)]
+        assert [(await second.next("result")).seq for _ in range(2)] == [3, 4]
+        # Another incarnation: all that was not released, under fresh numbers.
+        await second.send(Client.Event(release=Client.Release(keys=[results[0].key])))
+        await second.send(Client.Event(ping=Client.Ping(nonce=1)))
+        await second.next("pong")
+        third = attach()
+        await third.send(hello(epoch=3, resume_from_seq=4, incarnation="another"))
+        again = [await third.next("result") for _ in range(3)]
+        assert {result.key for result in again} == {result.key for result in results[1:]}
+        assert [result.seq for result in again] == [5, 6, 7]
+        assert all(result.from_cache for result in again)
+
+
+async def test_a_huge_result_waits_for_the_window_and_control_goes_on(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    big = b'{"bytes": 300000}'
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello(window_bytes=400_000), start("run/t/0/0/0", args=big))
+        one = await stream.next("result")
+        await stream.send(start("run/t/0/0/1", args=big))
+        await stream.next("started")
+        await world.until_started(["run/t/0/0/1"])
+        for nonce in range(20):
+            await stream.send(Client.Event(ping=Client.Ping(nonce=nonce)))
+            assert type(await stream.next("pong", "result")).__name__ == "Pong"
+        await stream.send(Client.Event(window=Client.Window(add_bytes=400_000)))
+        two = await stream.next("result")
+        await stream.send(start("run/t/0/0/2", args=big), Client.Event(result_ack=Client.ResultAck(seq=two.seq)))
+        three = await stream.next("result")
+        assert [one.seq, two.seq, three.seq] == [1, 2, 3]
+
+
+async def test_more_unaccepted_calls_than_twice_the_credits_end_the_stream(world: World) -> None:
+    gateway = await world.gateway((), "gateway.limits.credits=4")
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello())
+        assert (await stream.next("welcome")).credits == 4
+        await stream.send(*(start(f"run/t/0/0/{n}") for n in range(40)))
+        goodbye = await stream.next("goodbye")
+        assert goodbye.outcome == tool_pb2.OUTCOME_PROTOCOL
+        assert "4 were granted" in goodbye.detail
+
+
+async def test_a_client_that_is_never_heard_is_given_up_and_may_come_back(world: World) -> None:
+    gateway = await world.gateway((), "gateway.heartbeat_interval_s=0.1")
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello(epoch=1))
+        goodbye = await stream.next("goodbye")
+        assert "nothing was heard for 3 heartbeat intervals" in goodbye.detail
+        assert goodbye.reconnect
+        again = attach()
+        await again.send(hello(epoch=2))
+        assert (await again.next("welcome")).resumed
+
+
+async def test_a_final_goodbye_cancels_what_runs(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with client(gateway.address) as gw:
+        waiting = asyncio.create_task(call(gw, "run/t/0/0/0", tool="hang"))
+        await world.until_started(["run/t/0/0/0"])
+        await gw.close()
+        assert (await waiting).outcome == tool_pb2.OUTCOME_CANCELLED
+    await until(lambda: "run/t/0/0/0" in world.cancels())
+
+
+async def test_a_call_of_a_session_forgotten_after_its_window_ends_in_the_ledger(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]], "gateway.resume_window_s=0.1")
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello(session="gone"), start("run/t/0/0/0", tool="pay", args=b'{"text": "x", "seconds": 2}'))
+        await world.until_started(["run/t/0/0/0"])
+        stream.cancel()
+        async with client(gateway.address, node_id="other") as gw:
+            await until(lambda: "expired" in gateway.log())
+            result = await call(gw, "run/t/0/0/0", tool="pay", text="x", seconds=2)
+            assert result.text == b"x"
+    assert world.starts() == {"run/t/0/0/0": 1}
+
+
+async def test_no_rpc_is_left_behind_by_many_connections(world: World) -> None:
+    """Abandoned aio calls are never collected: the client must end each of its own."""
+    import gc
+
+    import grpc.aio
+
+    gateway = await world.gateway()
+    for n in range(20):
+        async with ToolGateway([gateway.address], runtime=RuntimeSettings(), run_id="run", node_id=f"node{n}") as gw:
+            await gw.wait_connected(10)
+    gc.collect()
+    left = [o for o in gc.get_objects() if isinstance(o, grpc.aio.StreamStreamCall) and not o.done()]
+    assert left == []
