@@ -41,8 +41,8 @@ def group_advantages(
     mean = math.fsum(rewards) / len(rewards)
     centred = [reward - mean for reward in rewards]
     deviation = math.sqrt(math.fsum(value * value for value in centred) / len(rewards))
-    # Compared with the rewards themselves: the deviation of equal floats may come out as 1e-17.
-    if max(rewards) == min(rewards):
+    # Compared themselves too: the deviation of equal floats may come out as 1e-17, that of tiny ones as 0.
+    if max(rewards) == min(rewards) or deviation == 0.0:
         return GroupAdvantages(mean, 0.0, None, "zero_variance")
     if normalisation == "none":
         return GroupAdvantages(mean, deviation, tuple(centred), None)

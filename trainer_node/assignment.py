@@ -36,6 +36,11 @@ class NodeView:
     open: set[str] = dataclasses.field(default_factory=set)
 
     @property
+    def member(self) -> str:
+        """What a weight sync calls this process."""
+        return f"{self.address} ({self.incarnation[:12]})"
+
+    @property
     def ready(self) -> bool:
         return self.connected and self.serving and self.synced and not self.draining
 

@@ -89,7 +89,6 @@ class Dispatcher:
         self._changed = asyncio.Event()
         self._broken_since: dict[str, float] = {}
         self._nobody_since = clock()
-        self._incarnations: dict[str, str] = {}
         hello = pb.RunRequest.Hello(
             protocol_minor=PROTOCOL_MINOR,
             run_id=run_id,
@@ -178,16 +177,17 @@ class Dispatcher:
         return frozenset().union(*(node.tools for node in self._core.nodes.values() if node.connected))
 
     def members(self) -> dict[str, grpc.aio.Channel]:
-        """Address → channel of every node that is connected: whom a weight sync reaches."""
-        connected = [node for node in self._core.nodes.values() if node.connected]
-        self._incarnations = {node.address: node.incarnation for node in connected}
-        return {node.address: self._streams[node.address].channel for node in connected}
+        """Name → channel of every node that is connected: whom a weight sync reaches.
 
-    def synced(self, addresses: Collection[str]) -> None:
-        """These of the last `members()` have proven that they serve this run's weights: only they get trajectories."""
+        A name holds the process as well as the address: one that started anew is another member.
+        """
+        connected = [node for node in self._core.nodes.values() if node.connected]
+        return {node.member: self._streams[node.address].channel for node in connected}
+
+    def synced(self, members: Collection[str]) -> None:
+        """These members have proven that they serve this run's weights: only they get trajectories."""
         for node in self._core.nodes.values():
-            # A node that started anew during the sync is another one.
-            node.synced = node.address in addresses and self._incarnations.get(node.address) == node.incarnation
+            node.synced = node.member in members
         if all(node.synced or not node.connected for node in self._core.nodes.values()):
             self.joined.clear()
         self._wake.set()

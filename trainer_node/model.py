@@ -72,6 +72,10 @@ class PolicyModel:
         module.eval()
         return cls(module, path, chosen, tokens_per_microbatch=tokens_per_microbatch)
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self.module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+
     def selected_logprobs_T(self, batch: Microbatch, temperature: float) -> Tensor:
         """log π(token | what stands before it) at the sampling temperature, float32, for the selected tokens."""
         if self._decoder is not None:

@@ -7,11 +7,14 @@ raises, runs too long or gives no finite number is a masked sample with its caus
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import contextlib
 import dataclasses
 import importlib
 import math
+import queue
+import threading
 from collections.abc import Callable
+from typing import Any
 
 from node_runtime.errors import EXIT_USAGE, NodeError
 from trainer_node.tasks import Task
@@ -65,22 +68,26 @@ class Rewarder:
     def __init__(self, function: RewardFunction, *, workers: int, timeout_s: float) -> None:
         self._function = function
         self._timeout_s = timeout_s
-        self._pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="reward")
+        self._slots = asyncio.Semaphore(workers)
+        self._threads = _Threads(workers)
 
     async def score(self, task: Task, trajectory: Trajectory) -> Scored | Unscored:
-        """Never raises for what the reward does. After a timeout its thread is left to end by itself."""
-        future = asyncio.get_running_loop().run_in_executor(
-            self._pool, self._function, task, trajectory.answer, trajectory
-        )
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                value = await future
-        except TimeoutError as error:
-            if not future.cancelled():
-                return Unscored("reward_error", f"the reward of task {task.id} raised TimeoutError: {error}")
+        """Never raises for what the reward does. The time counts from when a thread takes it up."""
+        async with self._slots:
+            job = self._threads.submit(lambda: self._function(task, trajectory.answer, trajectory))
+            try:
+                done, _ = await asyncio.wait((job.future,), timeout=self._timeout_s)
+                if not done:
+                    self._threads.abandon(job)
+            finally:
+                # Cancelled or too late: whatever the thread still gives, nobody waits for it.
+                job.future.cancel()
+        if not done:
             return Unscored("reward_timeout", f"the reward of task {task.id} took more than {self._timeout_s:g} s")
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        error = job.future.exception()
+        if error is not None:
             return Unscored("reward_error", f"the reward of task {task.id} raised {type(error).__name__}: {error}")
+        value = job.future.result()
         try:
             reward = float(value)
         except (TypeError, ValueError):
@@ -90,4 +97,66 @@ class Rewarder:
         return Scored(reward)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+
+
+@dataclasses.dataclass(slots=True)
+class _Job:
+    work: Callable[[], object]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    abandoned: bool = False
+
+
+class _Threads:
+    """Daemon threads: a reward that hangs must not keep the process from ending, as an executor's threads would."""
+
+    def __init__(self, count: int) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._count = count
+        for _ in range(count):
+            self._begin()
+
+    def submit(self, work: Callable[[], object]) -> _Job:
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop, loop.create_future())
+        self._jobs.put(job)
+        return job
+
+    def abandon(self, job: _Job) -> None:
+        """Its thread is taken for lost and replaced; should it come back, it ends."""
+        job.abandoned = True
+        self._begin()
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _begin(self) -> None:
+        threading.Thread(target=self._work, name="reward", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            result: object = None
+            error: BaseException | None = None
+            try:
+                result = job.work()
+            except BaseException as raised:  # noqa: BLE001 - a user's function may raise anything, SystemExit too
+                error = raised
+            if job.abandoned:
+                return
+            # The loop may be closed by now: then nobody waits for this.
+            with contextlib.suppress(RuntimeError):
+                job.loop.call_soon_threadsafe(_settle, job.future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+        return
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):
+        # A future cannot carry these: SystemExit would end the loop, StopIteration is refused.
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    future.set_exception(error)

@@ -51,7 +51,8 @@ class SyncSettings(Section):
     """Weight sync after each step, and the probes that prove it."""
 
     backend: Literal["gloo", "nccl"] = "gloo"
-    timeout_s: PositiveFloat = 120.0
+    host: str = Field("127.0.0.1", description="this machine, as the rollout nodes reach it")
+    timeout_s: PositiveFloat = Field(60.0, description="for each step of a sync: start, transfer, finish")
     probes: PositiveInt = Field(4, description="probe prompts per proof")
     probe_tokens: PositiveInt = Field(48, ge=2, description="tokens of a probe at most")
     tolerance: float | None = Field(None, gt=0, description="largest log-probability difference; none: by dtype")
@@ -103,7 +104,7 @@ class TrainerSettings(Section):
     in_flight_groups: int = Field(0, ge=0, description="groups open or waiting to be trained; 0: twice a step's")
     max_staleness: int = Field(4, ge=0, description="versions between a sample's oldest token and the step using it")
     temperature: float = Field(1.0, gt=0, description="of sampling; the trainer's log-probabilities use it too")
-    limits: LimitSettings = LimitSettings()
+    limits: LimitSettings = Field(default_factory=LimitSettings)
 
     learning_rate: PositiveFloat = 1e-4
     warmup_steps: int = Field(0, ge=0)
@@ -133,10 +134,10 @@ class TrainerSettings(Section):
     checkpoint_every: int = Field(0, ge=0, description="steps; 0: none")
     resume: bool = Field(False, description="go on from run_dir/checkpoint")
 
-    eval: EvalSettings = EvalSettings()
-    sync: SyncSettings = SyncSettings()
-    dispatch: DispatchSettings = DispatchSettings()
-    masked: MaskSettings = MaskSettings()
+    eval: EvalSettings = Field(default_factory=EvalSettings)
+    sync: SyncSettings = Field(default_factory=SyncSettings)
+    dispatch: DispatchSettings = Field(default_factory=DispatchSettings)
+    masked: MaskSettings = Field(default_factory=MaskSettings)
 
     @model_validator(mode="after")
     def _check(self) -> TrainerSettings:

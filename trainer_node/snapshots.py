@@ -50,7 +50,7 @@ class SnapshotStore:
 def outcome_name(outcome: int) -> str:
     """`OUTCOME_TOOL_ERROR` → `TOOL_ERROR`; an outcome this build does not know keeps its number."""
     try:
-        return tool_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_")  # type: ignore[arg-type]
+        return tool_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_")
     except ValueError:
         return f"OUTCOME_{outcome}"
 

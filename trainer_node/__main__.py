@@ -1,0 +1,60 @@
+"""`python -m trainer_node --config fermata.yaml`: one training run as a process.
+
+Exit codes: 0 it ended or was asked to stop, 2 settings or files are wrong, 3 no rollout node, 4 it could not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from node_runtime import process
+from node_runtime.metrics import start_metrics, stop_metrics
+from node_runtime.runtime_settings import RuntimeSettings
+from node_runtime.settings import SettingsError, load_for_process
+from trainer_node.settings import TrainerSettings
+
+
+async def serve(lifetime: process.Lifetime, settings: TrainerSettings, runtime: RuntimeSettings) -> None:
+    """The run until its end or the first signal; then what it has is written."""
+    # Only now: --help and a settings error need no torch.
+    from trainer_node.pusher import make_pusher
+    from trainer_node.run import TrainerRun
+
+    port = start_metrics(runtime)
+    try:
+        run = TrainerRun(settings, runtime, make_pusher=make_pusher)
+        lifetime.ready(metrics_port=port, run_dir=str(settings.run_dir), run_id=run.run_id)
+        work = asyncio.create_task(run.run(), name="run")
+        stopping = asyncio.create_task(lifetime.stopping.wait(), name="stopping")
+        try:
+            await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                run.interrupt()
+                work.cancel()
+            try:
+                await work
+            except asyncio.CancelledError:
+                if not lifetime.stopping.is_set():
+                    raise
+        finally:
+            stopping.cancel()
+    finally:
+        stop_metrics(port)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    try:
+        sections = load_for_process("trainer_node", {"runtime": RuntimeSettings, "trainer": TrainerSettings}, argv=argv)
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - before logging is set up
+        return error.exit_code
+    settings, runtime = sections["trainer"], sections["runtime"]
+    assert isinstance(settings, TrainerSettings)
+    assert isinstance(runtime, RuntimeSettings)
+    return process.run(lambda lifetime: serve(lifetime, settings, runtime), runtime, process="trainer_node")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
