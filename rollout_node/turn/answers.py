@@ -18,6 +18,7 @@ from rollout_node.turn.vocabulary import Piece, Vocabulary
 # Output with more characters than this per token of budget is taken to be too long without counting its tokens.
 _CHARS_PER_TOKEN = 8
 _SLACK_CHARS = 256
+_SAMPLE_CHARS = 2048
 
 _SENTENCES = frozenset({tool_pb2.OUTCOME_INVALID_ARGS, tool_pb2.OUTCOME_UNKNOWN_TOOL, tool_pb2.OUTCOME_PARSE_ERROR})
 
@@ -136,10 +137,10 @@ class _Job:
 
     def _cut(self, share: int) -> tuple[list[int], int]:
         """Head and tail kept, the marker between them; as much as fits, found by shrinking from an estimate."""
-        window = share * _CHARS_PER_TOKEN + _SLACK_CHARS
-        head_text, tail_text = self._body[:window], self._body[-window:]
-        head_spans, tail_spans = self._renderer.char_spans(head_text), self._renderer.char_spans(tail_text)
         keep = share - self.least
+        head_text = self._body[: self._window(self._body[:_SAMPLE_CHARS], keep - keep // 3)]
+        tail_text = self._body[-self._window(self._body[-_SAMPLE_CHARS:], keep // 3) :]
+        head_spans, tail_spans = self._renderer.char_spans(head_text), self._renderer.char_spans(tail_text)
         while keep > 0:
             tail_tokens = keep // 3
             head_end = _end_of(head_spans, keep - tail_tokens)
@@ -154,6 +155,11 @@ class _Job:
             else:
                 keep -= max(1, keep // 8)
         return self._encode(_marker(len(self._body))), len(self._body)
+
+    def _window(self, sample: str, tokens: int) -> int:
+        """How many characters to encode to find ``tokens`` tokens, judged by a sample of them."""
+        per_token = len(sample) / max(1, len(self._renderer.char_spans(sample)))
+        return int(max(0, tokens) * min(per_token * 1.2, _CHARS_PER_TOKEN)) + _SLACK_CHARS
 
 
 def _after_close(before: tuple[Piece, ...], last_id: int | None) -> tuple[Piece, ...]:

@@ -80,7 +80,7 @@ class KnownModel:
         self._tokenizer = TextKeepingTokenizer(vocabulary, model_path, eos_token_id)
         try:
             config = config_from_name(name)
-            self._renderer: Any = create_renderer(self._tokenizer, config)  # type: ignore[arg-type]
+            self._renderer: Any = create_renderer(self._tokenizer, config)
         except Exception as error:  # the library's renderers raise whatever they like when a token is missing
             raise TurnFormatError(f"the renderer {name!r} cannot be used with this tokenizer: {error}") from error
         self._tokenizer.keep()

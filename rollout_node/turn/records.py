@@ -4,18 +4,18 @@ Invariant: a record never holds text that was re-encoded: ``token_span`` and ``t
 were sampled or as they are to be submitted.
 """
 
+from __future__ import annotations
+
 import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fermata.v1 import tool_pb2
+from fermata.v1.tool_pb2 import Outcome
 
 from node_runtime.errors import EXIT_USAGE, NodeError
-
-if TYPE_CHECKING:
-    from fermata.v1.tool_pb2 import Outcome
 
 
 class TurnFormatError(NodeError):
@@ -71,7 +71,7 @@ class ToolDefinition:
         }
 
     @classmethod
-    def from_mapping(cls, entry: Mapping[str, Any]) -> "ToolDefinition":
+    def from_mapping(cls, entry: Mapping[str, Any]) -> ToolDefinition:
         """From ``{"name", "description", "parameters"}``, bare or under ``"function"``."""
         spec = entry.get("function", entry)
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str) or not spec["name"]:
@@ -93,7 +93,7 @@ class ParsedCall:
     args_json: bytes | None
     raw: str
     token_span: tuple[int, int]
-    outcome: "Outcome.ValueType" = tool_pb2.OUTCOME_OK
+    outcome: Outcome.ValueType = tool_pb2.OUTCOME_OK
     message: str = ""
 
 
@@ -122,7 +122,7 @@ class ToolAnswer:
 
     call_key: str
     data: bytes = b""
-    outcome: "Outcome.ValueType" = tool_pb2.OUTCOME_OK
+    outcome: Outcome.ValueType = tool_pb2.OUTCOME_OK
     total_bytes: int = 0
     tool: str = ""
 
@@ -133,6 +133,6 @@ class RenderedAnswer:
     first begins with what closes the turn, the last ends with the generation prompt."""
 
     call_key: str
-    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
     invalid_utf8: bool = False
     left_out_chars: int = 0

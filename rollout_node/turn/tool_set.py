@@ -4,18 +4,17 @@ Invariant: a call is judged before any backend sees it, by the same compiled sch
 outcome plus one sentence for the model; nothing is coerced.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from fermata.v1 import tool_pb2
+from fermata.v1.tool_pb2 import Outcome
 
 from node_runtime.schema import ArgumentValidator, SchemaError
 from rollout_node.turn.call_json import Broken, read_call
 from rollout_node.turn.records import ParsedCall, ToolDefinition, TurnFormatError
 from rollout_node.turn.sentences import bounded, unknown_tool
-
-if TYPE_CHECKING:
-    from fermata.v1.tool_pb2 import Outcome
 
 
 class ToolSet:
@@ -30,7 +29,7 @@ class ToolSet:
             except SchemaError as error:
                 raise TurnFormatError(f"the schema of tool {name!r} cannot be used: {error}") from error
 
-    def validate(self, name: str, args_json: bytes) -> tuple["Outcome.ValueType", str]:
+    def validate(self, name: str, args_json: bytes) -> tuple[Outcome.ValueType, str]:
         """(OK, "") or an outcome with the sentence that the model is shown."""
         validator = self._validators.get(name)
         if validator is None:

@@ -143,11 +143,11 @@ class Vocabulary:
 
     def plain_spans(self, text: str) -> list[tuple[int, int]]:
         """Character span of each token of ``encode_plain`` (where no control text had to be broken up)."""
-        return self._plain.encode(_utf8_able(text), add_special_tokens=False).offsets  # type: ignore[no-any-return]
+        return self._plain.encode(_utf8_able(text), add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text that the ids spell, control tokens by their names."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False) if len(ids) else ""  # type: ignore[no-any-return]
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False) if len(ids) else ""
 
 
 class TextReader:
