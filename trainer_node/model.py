@@ -57,6 +57,8 @@ class PolicyModel:
             raise NodeError(f"model folder {path} has no config.json: give a Hugging Face model folder", EXIT_USAGE)
         import transformers
 
+        # A process's stderr is its log, not a terminal.
+        transformers.utils.logging.disable_progress_bar()
         chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         try:
             module = transformers.AutoModelForCausalLM.from_pretrained(
