@@ -37,7 +37,7 @@ class AdmissionPolicy:
     max_trajectories: int = 1024
 
     def admit_new(self, view: EngineView, prompt_tokens: int, turn_tokens: int) -> Verdict:
-        """Whether a new trajectory may start: `prompt_tokens` long, growing by up to `turn_tokens` in its first turn."""
+        """Whether a new trajectory of `prompt_tokens` may start, whose first turn samples up to `turn_tokens`."""
         if view.in_engine < self.busy_requests or not view.capacity_tokens:
             return Verdict.ADMIT
         if not view.parked_tokens:

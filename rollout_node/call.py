@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from fermata.v1 import rollout_pb2 as pb
 from fermata.v1 import tool_pb2
+
 from node_runtime import outcomes
 from node_runtime.keys import args_sha256
+from rollout_node.turn.records import ToolAnswer
 
 if TYPE_CHECKING:
     from fermata.v1.tool_pb2 import Final
-    from rollout_node.turn.records import ToolAnswer
 
 
 @dataclass(slots=True)
@@ -45,15 +46,13 @@ class Call:
         self.wait_us = round((now - self.first_at) * 1e6) if self.sent else 0
 
     def to_answer(self) -> ToolAnswer:
-        """What the model is shown. Only for outcomes the table shows to the model."""
-        from rollout_node.turn.records import ToolAnswer
-
-        assert self.result is not None and outcomes.shown_to_model(self.result.outcome, self.result.fault), self.key
+        """What the model is shown. Only for outcomes the table shows to the model; the turn's format adds the fixed
+        sentence of the outcome."""
+        assert self.result is not None, f"call {self.key} has no result yet"
+        assert outcomes.shown_to_model(self.result.outcome, self.result.fault), f"{self.key} is not for the model"
         data = b"".join(part.text for part in self.result.parts if part.WhichOneof("body") == "text")
         if not data and self.result.structured_json:
             data = self.result.structured_json
-        if not data and self.result.outcome != tool_pb2.OUTCOME_OK:
-            data = outcomes.model_sentence(self.result.outcome).encode()
         total = self.result.total_bytes if self.result.truncated else 0
         return ToolAnswer(self.key, data, self.result.outcome, total, self.tool)
 

@@ -29,6 +29,8 @@ class Outbox:
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
+        self._settled = asyncio.Event()
+        self._settled.set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -44,11 +46,13 @@ class Outbox:
             self._kept[trajectory] = event
             while len(self._kept) > self._kept_ends:
                 self._kept.popitem(last=False)
+            self._settled.clear()
         self._filled.set()
 
     async def take(self, max_bytes: int) -> list[Event]:
         """Every event that is ready, up to `max_bytes` (one event at least), oldest first; waits for the first."""
-        await self._filled.wait()
+        while not self._waiting:
+            await self._filled.wait()
         taken: list[Event] = []
         size = 0
         for slot, event in list(self._waiting.items()):
@@ -68,8 +72,9 @@ class Outbox:
             self._drained.clear()
             await self._drained.wait()
 
-    async def empty(self) -> None:
-        await self.below(1)
+    async def settled(self) -> None:
+        """Wait until every end has been acknowledged."""
+        await self._settled.wait()
 
     def end_of(self, trajectory_id: str, generation: int) -> Event | None:
         """The kept end of a trajectory, where it is of this generation."""
@@ -85,14 +90,19 @@ class Outbox:
             return None
         end = getattr(event, event.WhichOneof("event"))
         if isinstance(end, pb.RunResponse.Failed) or end.snapshot.snapshot_seq <= snapshot_seq:
-            return self._kept.pop(trajectory_id)
+            del self._kept[trajectory_id]
+            self._note_settled()
+            return event
         return None
 
     def forget(self, trajectory_id: str) -> None:
         """The trajectory is taken up again: nothing said of it before matters."""
         self._kept.pop(trajectory_id, None)
+        self._note_settled()
         for slot in ("answer", "state"):
             self._waiting.pop((trajectory_id, slot), None)
+        if not self._waiting:
+            self._filled.clear()
 
     def replay(self) -> None:
         """A new stream of the same trainer: say again whatever end it has not acknowledged."""
@@ -105,3 +115,8 @@ class Outbox:
         self._kept.clear()
         self._filled.clear()
         self._drained.set()
+        self._note_settled()
+
+    def _note_settled(self) -> None:
+        if not self._kept:
+            self._settled.set()

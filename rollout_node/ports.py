@@ -7,12 +7,13 @@ put scripted ones in their place. Invariant: the loop touches nothing of them th
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fermata.v1 import tool_pb2
 from fermata.v1.weights_pb2 import WeightVersion
+
 from rollout_node.engine import Delta, EngineStats, SamplingSpec
 from rollout_node.turn.records import Message, ParsedCall, ParsedTurn, RenderedAnswer, ToolAnswer, ToolDefinition
 from rollout_node.turn.tool_set import ToolSet
@@ -31,7 +32,7 @@ class Engine(Protocol):
     def why_not(self) -> str: ...
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingSpec, priority: int = 0
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Closing the iterator aborts the request. Raises EngineError."""
         ...
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fermata.v1 import rollout_pb2 as pb
+
 from node_runtime.segments import MODEL, Columns, SegmentError
 from rollout_node.call import Call
 from rollout_node.trajectory import Spec, State, Trajectory
 
 
-class SnapshotRefused(Exception):  # noqa: N818 - it is an answer, not a fault of ours
+class SnapshotRefused(Exception):
     """The snapshot cannot be resumed on this node; the text says why."""
 
 
@@ -68,7 +69,9 @@ def restore(
     for name in ("model_hash", "tokenizer_hash", "template_hash"):
         theirs, ours = getattr(snapshot, name), getattr(identity, name)
         if theirs and theirs != ours:
-            raise SnapshotRefused(f"the snapshot has {name} {theirs[:16]} and this node {ours[:16]}: they must be equal")
+            raise SnapshotRefused(
+                f"the snapshot has {name} {theirs[:16]} and this node {ours[:16]}: they must be equal"
+            )
     try:
         columns = Columns.unpack(snapshot.segments)
     except SegmentError as error:
@@ -79,7 +82,8 @@ def restore(
         raise SnapshotRefused("the snapshot holds no tokens: start the trajectory instead")
     if len(columns) >= spec.bounds.max_context_tokens:
         raise SnapshotRefused(
-            f"the snapshot has {len(columns)} tokens and the context at most {spec.bounds.max_context_tokens}: no turn fits"
+            f"the snapshot has {len(columns)} tokens and the context at most {spec.bounds.max_context_tokens}: "
+            "no turn fits"
         )
     if columns.segments[-1].kind == MODEL and not snapshot.pending:
         raise SnapshotRefused("the snapshot ends with a whole turn and no pending calls: nothing follows it")
@@ -91,9 +95,10 @@ def restore(
     trajectory.turn = snapshot.turn
     trajectory.invalid_in_row = snapshot.consecutive_invalid_calls
     trajectory.calls_made = snapshot.calls
-    trajectory.open_calls = [Call.from_pending(p, now, held_s) for p in sorted(snapshot.pending, key=lambda p: p.ordinal)]
+    trajectory.open_calls = [
+        Call.from_pending(p, now, held_s) for p in sorted(snapshot.pending, key=lambda p: p.ordinal)
+    ]
     trajectory.state = State.PARKED if trajectory.open_calls else State.QUEUED
-    trajectory.returning = True
     trajectory.snapshots.acked = (0, len(columns), len(columns.segments))
     # Results the snapshot holds are the trainer's: its stored acknowledgement of our first snapshot releases them.
     trajectory.snapshots.answered.extend(c.key for c in trajectory.open_calls if c.result is not None)

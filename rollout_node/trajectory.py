@@ -1,4 +1,4 @@
-"""One trajectory: its packed columns, the calls of its turn and what may happen next. Pure: time comes in, steps go out.
+"""One trajectory: its packed columns, the calls of its turn and what may happen next. Pure: time in, steps out.
 
 Invariants: ids are append-only from the first prompt to the end; a call that may run is handed out exactly once, at its
 closing token; answers go in by call order, whatever order they came in; a parked trajectory is this object and nothing
@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fermata.v1 import rollout_pb2 as pb
 from fermata.v1 import tool_pb2
 from fermata.v1.tool_pb2 import Fault, Final, Outcome
+
 from node_runtime import outcomes
 from node_runtime.keys import CallKey
-from node_runtime.segments import INJECTED, MODEL, PROMPT, TOOL, Columns, Version, VersionLike
+from node_runtime.segments import MODEL, PROMPT, TOOL, Columns, Version, VersionLike
 from rollout_node.call import Call
 from rollout_node.ports import Offer, TurnFormat
 from rollout_node.turn.records import BudgetExceeded, ParsedCall, ParsedTurn
 
 # Outcomes that say the model wrote something that could not be run.
 INVALID = frozenset({tool_pb2.OUTCOME_INVALID_ARGS, tool_pb2.OUTCOME_UNKNOWN_TOOL, tool_pb2.OUTCOME_PARSE_ERROR})
+
+
+ANY_VERSION = Version("", 0)
 
 
 class State(enum.StrEnum):
@@ -63,7 +68,7 @@ class Spec:
     bounds: Bounds
     offer: Offer
     sampling: pb.Sampling
-    min_version: Version = Version("", 0)
+    min_version: Version = ANY_VERSION
     group_id: str = ""
     grader: str = ""
     tenant: str = ""
@@ -95,6 +100,10 @@ class Fail:
 
 
 Step = Generate | Park | Finish | Fail
+
+
+class PrefixChanged(Exception):
+    """The ids last submitted are not the beginning of those to be submitted now: append-only was broken."""
 
 
 class Trajectory:
@@ -145,8 +154,10 @@ class Trajectory:
     def begin_turn(self, now: float) -> None:
         """Into the engine. Proves that the ids last submitted are the beginning of those submitted now."""
         length, digest = self.proof
-        assert _digest(self.columns, length) == digest or not length, f"{self.id}: submitted ids have changed"
+        if _digest(self.columns, length) != digest:
+            raise PrefixChanged(f"the first {length} ids of {self.id} are not those that were submitted before")
         self.proof = (len(self.columns), _digest(self.columns, len(self.columns)))
+        self.answer = ""
         self._enter(State.GENERATING, now)
 
     def sampled(
@@ -154,9 +165,7 @@ class Trajectory:
     ) -> None:
         mode = pb.KV_MODE_KEPT if kv_kept else pb.KV_MODE_RECOMPUTED
         self.last_version = Version.of(version)
-        self.columns.append(
-            MODEL, ids, logprobs=logprobs, version=self.last_version, turn=self.turn, kv_mode=mode
-        )
+        self.columns.append(MODEL, ids, logprobs=logprobs, version=self.last_version, turn=self.turn, kv_mode=mode)
 
     def call_closed(self, parsed: ParsedCall, now: float) -> Call | None:
         """A call of the running turn, at its closing token. Returns it where it is to be sent, once."""
@@ -168,7 +177,9 @@ class Trajectory:
         if parsed.outcome != tool_pb2.OUTCOME_OK:
             call.settle(outcomes.make_final(parsed.outcome, text=parsed.message), now)
         elif parsed.ordinal >= bounds.max_calls_per_turn:
-            sentence = f"this turn already has {bounds.max_calls_per_turn} calls, the most one turn may have: call again"
+            sentence = (
+                f"this turn already has {bounds.max_calls_per_turn} calls, the most one turn may have: call again"
+            )
             call.settle(outcomes.make_final(tool_pb2.OUTCOME_INVALID_ARGS, text=sentence), now)
         elif self.calls_made >= bounds.max_calls or self.turn + 1 >= bounds.max_turns:
             # No turn will follow that could read the answer.
@@ -246,9 +257,18 @@ class Trajectory:
 
     # -- ends -------------------------------------------------------------------------------------------------------
 
+    def grader_call(self, now: float) -> Call:
+        """The call that grades the last turn: its text as `answer`, under the key of the turn that does not follow."""
+        spec = self.spec
+        key = str(CallKey(spec.run_id, spec.trajectory_id, spec.generation, self.turn, 0))
+        args = json.dumps({"answer": self.answer}, ensure_ascii=False).encode("utf-8", "replace")
+        self._enter(State.PARKED, now)
+        return Call(key, 0, spec.grader, args, now, self._call_deadline(spec.grader, now), sent=True)
+
     def end(self, state: State, now: float) -> list[Call]:
         """Over, once; returns the calls that still run and are to be cancelled."""
-        assert state.over and not self.state.over, f"{self.id} ends as {state} after {self.state}"
+        assert state.over, f"{state} is no end"
+        assert not self.state.over, f"{self.id} ends as {state} after {self.state}"
         self._enter(state, now)
         self.boundary = len(self.columns.segments)
         return self.unanswered()
@@ -298,6 +318,10 @@ class SnapshotBook:
     marks: list[tuple[int, int, int, tuple[str, ...]]] = field(default_factory=list)  # unacknowledged or not stored
     answered: list[str] = field(default_factory=list)  # keys answered since the last snapshot
 
+    @property
+    def unacknowledged(self) -> bool:
+        return self.seq > self.acked[0]
+
     def acknowledge(self, seq: int, *, stored: bool) -> tuple[str, ...]:
         """The trainer holds snapshots up to `seq`. Returns the keys whose results it has durably stored."""
         keys: list[str] = []
@@ -313,6 +337,3 @@ class SnapshotBook:
 
 def _digest(columns: Columns, length: int) -> bytes:
     return hashlib.blake2b(memoryview(columns.ids)[:length], digest_size=16).digest() if length else b""
-
-
-__all__ = ["INJECTED", "Bounds", "Fail", "Finish", "Generate", "Park", "Spec", "State", "Step", "Trajectory"]
