@@ -1,0 +1,1 @@
+"""What each command of `fermata` does; imported only when it is run."""
