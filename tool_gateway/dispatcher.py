@@ -241,7 +241,7 @@ class Dispatcher:
             event.started.key = key
             event.started.attempt = running.attempts
             event.started.instance_id = running.instance_id
-            session.add_control(event)
+            attached.say(event)
         attached.wake()
 
     def _accept(self, attached: Attached, call: Call, *, joined: bool, deadline_at: float | None = None) -> None:
@@ -253,8 +253,7 @@ class Dispatcher:
         event.accepted.remaining_ms = max(0, int(left_s * 1000))
         event.accepted.joined = joined
         if attached.streaming:
-            attached.session.add_control(event)
-            attached.wake()
+            attached.say(event)
 
     def _refuse(self, attached: Attached, start: CallStart, final: tool_pb2.Final) -> None:
         """A result for this request alone; the ledger does not change."""
@@ -338,7 +337,7 @@ class Dispatcher:
         elif kind == "chunk":
             attached.session.add_chunk(event)
         else:
-            attached.session.add_control(event)
+            attached.say(event)
         attached.wake()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:

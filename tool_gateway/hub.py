@@ -31,6 +31,15 @@ class Attached:
     calls: set[str] = field(default_factory=set)
     """Keys that run for this session."""
 
+    def say(self, event: gateway_pb2.ServerFrame.Event) -> None:
+        """Control for the present stream. A client that does not read loses its stream, and may come back."""
+        if not self.streaming:
+            return
+        if self.session.add_control(event):
+            self.wake()
+        else:
+            self.end(_goodbye(tool_pb2.OUTCOME_OVERLOADED, "too many events wait for the client, which does not read"))
+
 
 class SessionHub:
     """Sessions by id."""

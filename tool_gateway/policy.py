@@ -214,6 +214,8 @@ def cut_output(final: tool_pb2.Final, max_bytes: int) -> tool_pb2.Final:
             break
         out.parts.append(kept)
         left -= _part_bytes(kept)
+        if kept is not part:
+            break  # nothing follows a part that was cut
     if len(final.structured_json) > left:
         out.structured_json = b""  # half a JSON document is none
     return out

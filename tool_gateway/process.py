@@ -87,8 +87,7 @@ async def _drain(
         deadline_ms=int(within_s * 1000), reconnect_in_ms=0, reason="the gateway was asked to stop"
     )
     for attached in hub.streams:
-        attached.session.add_control(ServerFrame.Event(drain=drain))
-        attached.wake()
+        attached.say(ServerFrame.Event(drain=drain))
     _log.info("draining", calls=len(dispatcher.running), streams=len(hub.streams), within_s=within_s)
     loop = asyncio.get_running_loop()
     until = loop.time() + within_s

@@ -86,8 +86,7 @@ class GatewayService(gateway_pb2_grpc.ToolGatewayServiceServicer):
             told = self._backends.version
             event = ServerFrame.Event(catalogue=self.catalogue())
             for attached in self._hub.streams:
-                attached.session.add_control(event)
-                attached.wake()
+                attached.say(event)
 
     def _welcome(self) -> ServerFrame.Welcome:
         settings = self._settings

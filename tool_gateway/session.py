@@ -28,10 +28,6 @@ class _Numbered:
     event: Event
 
 
-class Outgrown(Exception):
-    """The client does not read: what it must be told no longer fits the bound."""
-
-
 class Session:
     """State of one session_id at one incarnation of the gateway; streams come and go."""
 
@@ -74,11 +70,12 @@ class Session:
         """A result of this key is on its way: it need not be sent again."""
         return key in self._unacked_keys
 
-    def add_control(self, event: Event) -> None:
-        """Welcome, Accepted, Started, Catalogue, Drain, Pong, Goodbye. Raises Outgrown."""
+    def add_control(self, event: Event) -> bool:
+        """Welcome, Accepted, Started, Catalogue, Drain, Pong. False: the client does not read, the bound is reached."""
         if len(self._control) >= MAX_CONTROL:
-            raise Outgrown(f"{len(self._control)} events wait for the client, which does not read")
+            return False
         self._control.append(event)
+        return True
 
     def add_chunk(self, event: Event) -> None:
         """Output made visible early. Dropped where the client is slow: the result has all of it."""

@@ -15,7 +15,6 @@ from node_runtime.logs import get_logger
 from tool_gateway.dispatcher import Dispatcher
 from tool_gateway.hub import Attached, SessionHub
 from tool_gateway.metrics import STREAMS
-from tool_gateway.session import Outgrown
 from tool_gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
@@ -102,37 +101,37 @@ class AttachStream:
         else:
             await self._dispatcher.replay(attached)
         await self._greet(attached, resumed, catalogue)
+        if session.epoch != self._epoch:
+            return
         log = _log.bind(client=session.node_id, session=session.session_id, epoch=hello.epoch)
         log.info("stream attached", resumed=resumed)
         del first.events[0]
+        writer = asyncio.create_task(self._write(attached), name=f"write {session.session_id}")
         tasks = {
             asyncio.create_task(self._read(attached, first), name=f"read {session.session_id}"),
-            asyncio.create_task(self._write(attached), name=f"write {session.session_id}"),
+            writer,
             asyncio.create_task(self._watch(), name=f"watch {session.session_id}"),
         }
-        goodbye: ServerFrame.Goodbye | None = None
         try:
             waited: set[asyncio.Future[Any]] = {*tasks, self._goodbye}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._goodbye.done():
-                goodbye = self._goodbye.result()
+                # The writer says it: a write that is cut off would take the goodbye with it.
+                self._wake.set()
+                await asyncio.wait({writer}, timeout=GOODBYE_TIMEOUT_S)
         finally:
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
         for end in ends:
-            if isinstance(end, Outgrown):
-                goodbye = ServerFrame.Goodbye(
-                    outcome=tool_pb2.OUTCOME_OVERLOADED, fault=tool_pb2.FAULT_INFRA, detail=str(end), reconnect=True
-                )
-            elif isinstance(end, Exception) and not _is_disconnect(end):
-                _log.error("a stream failed inside the gateway", session=session.session_id, exc_info=end)
-        if goodbye is not None:
-            await self._say_goodbye(goodbye)
-        log.info("stream ended", why=goodbye.detail if goodbye else "the client left")
+            if isinstance(end, Exception) and not _is_disconnect(end):
+                log.error("a stream failed inside the gateway", exc_info=end)
+        log.info("stream ended", why=self._goodbye.result().detail if self._goodbye.done() else "the client left")
 
     async def _greet(self, attached: Attached, resumed: bool, catalogue: ServerFrame.Catalogue) -> None:
         records = await self._dispatcher.ledger.list_session(attached.session.session_id)
+        if attached.session.epoch != self._epoch:
+            return  # fenced meanwhile
         welcome = ServerFrame.Event()
         welcome.welcome.CopyFrom(self._welcome)
         welcome.welcome.resumed = resumed
@@ -143,11 +142,10 @@ class AttachStream:
                 welcome.welcome.known_calls_truncated = True
                 break
             welcome.welcome.known_calls.append(record.key)
-        attached.session.add_control(welcome)
-        attached.session.add_control(ServerFrame.Event(catalogue=catalogue))
+        attached.say(welcome)
+        attached.say(ServerFrame.Event(catalogue=catalogue))
         if self._dispatcher.draining:
-            attached.session.add_control(ServerFrame.Event(drain=ServerFrame.Drain(reason="the gateway is leaving")))
-        self._wake.set()
+            attached.say(ServerFrame.Event(drain=ServerFrame.Drain(reason="the gateway is leaving")))
 
     async def _read(self, attached: Attached, first: ClientFrame) -> None:
         """Until the client closes its half or says goodbye."""
@@ -185,8 +183,7 @@ class AttachStream:
                 attached.session.add_window(event.window.add_bytes, self._settings.limits.window_bytes)
                 self._wake.set()
             case "ping":
-                attached.session.add_control(ServerFrame.Event(pong=ServerFrame.Pong(nonce=event.ping.nonce)))
-                self._wake.set()
+                attached.say(ServerFrame.Event(pong=ServerFrame.Pong(nonce=event.ping.nonce)))
             case "goodbye":
                 if event.goodbye.final:
                     dispatcher.cancel_session(attached, event.goodbye.reason or "the client said goodbye")
@@ -206,6 +203,10 @@ class AttachStream:
             # A fenced stream must not take what was meant for its successor.
             while session.epoch == self._epoch and session.ready:
                 await self._context.write(ServerFrame(events=session.take(limit)))
+            if self._goodbye.done():
+                event = ServerFrame.Event(goodbye=self._goodbye.result())
+                await self._context.write(ServerFrame(events=[event]))
+                return
 
     async def _watch(self) -> None:
         """Ends when nothing was heard for three heartbeat intervals: the client pings once in each."""

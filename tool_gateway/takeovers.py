@@ -31,7 +31,7 @@ class Takeovers:
         self._backends = backends
 
     async def run(self, call: Call) -> tool_pb2.Final | Backend | None:
-        """A Final (INDETERMINATE), the backend to join the call at, or None: start it, at `call.only` where that is set."""
+        """A Final (INDETERMINATE), the backend to join the call at, or None: start it (at `call.only` if set)."""
         join_only = call.start.mode == CallStart.MODE_JOIN_ONLY
         call.attempts = call.start.last_attempt
         if call.traits.idempotent and not join_only:
