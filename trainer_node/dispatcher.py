@@ -29,6 +29,7 @@ from trainer_node.trajectory import Trajectory
 # A trajectory's own deadline is kept by its node; the trainer steps in this much later.
 DEADLINE_MARGIN_S = 10.0
 WAIT_MESSAGE_EVERY_S = 5.0
+WAIT_MESSAGE_FIRST_S = 1.0
 
 log = get_logger(__name__)
 
@@ -139,10 +140,13 @@ class Dispatcher:
 
     async def wait_for_nodes(self, timeout_s: float, on_wait: Callable[[str], None]) -> None:
         """Until one node is connected and serves. Raises NodeError (EXIT_UNAVAILABLE) naming each address."""
+        told = self._clock() - WAIT_MESSAGE_EVERY_S + WAIT_MESSAGE_FIRST_S
         try:
             async with asyncio.timeout(timeout_s):
                 while not any(node.connected and node.serving for node in self._core.nodes.values()):
-                    if not await self._next_change(WAIT_MESSAGE_EVERY_S):
+                    await self._next_change(WAIT_MESSAGE_FIRST_S)
+                    if self._clock() - told >= WAIT_MESSAGE_EVERY_S:
+                        told = self._clock()
                         on_wait(f"waiting for a rollout node: {self._why_none()}")
         except TimeoutError:
             raise NodeError(
@@ -256,7 +260,10 @@ class Dispatcher:
             self.joined.set()
         # What was written to the broken stream may not have arrived; a node that has it takes no notice.
         for trajectory_id in sorted(node.open, key=lambda known: self._core.entries[known].order):
-            self._start(address, self._core.entries[trajectory_id])
+            if self._open[trajectory_id].cancelled:
+                self._cancel_at_node(trajectory_id, "the trainer no longer wants it")
+            else:
+                self._start(address, self._core.entries[trajectory_id])
         self._wake.set()
         self._notify()
 
@@ -288,6 +295,10 @@ class Dispatcher:
             return
         self.calls.ended(said.trajectory_id, said.calls)
         self._acknowledge(address, said, said.snapshot.snapshot_seq)
+        if said.reason == pb.FINISH_REASON_DEADLINE:
+            # How far a trajectory gets in a time depends on how busy the machines are: no reward may hang on that.
+            self._end(said.trajectory_id, Masked("DEADLINE", "", "the trajectory's time ran out while it was sampled"))
+            return
         try:
             trajectory = Trajectory.of(said, merged)
         except SegmentError as error:
