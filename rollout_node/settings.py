@@ -49,7 +49,7 @@ class RolloutSettings(Section):
     model: str = Field(..., min_length=1, description="Hugging Face folder of the model")
     model_id: str = Field("", description="name under which tasks ask for the model; empty: any name is served")
     gateway: tuple[str, ...] = Field(
-        ("127.0.0.1:7010",), min_length=1, description="host:port of each tool gateway; one is used at a time"
+        ("127.0.0.1:7000",), min_length=1, description="host:port of each tool gateway; one is used at a time"
     )
     gateway_wait_s: PositiveFloat = Field(60.0, description="to wait for a gateway at start")
     catalogue_wait_s: PositiveFloat = Field(10.0, description="to wait for a tool that a task names and nobody serves")
