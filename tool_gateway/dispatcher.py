@@ -53,12 +53,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Owns the calls' tasks until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                for call in self.running.values():
-                    if call.task is not None:
-                        call.task.cancel()
+            await asyncio.Event().wait()
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
@@ -71,8 +66,8 @@ class Dispatcher:
         read = read_start(start, run_id=attached.session.run_id, limits=self._settings.limits)
         if isinstance(read[1], str):
             outcome, sentence = read
-            final = make_final(outcome, detail=sentence, text=sentence, started=tool_pb2.STARTED_NO)
-            self._refuse(attached, start, final)
+            text = sentence if outcome == tool_pb2.OUTCOME_INVALID_ARGS else None
+            self._refuse(attached, start, make_final(outcome, detail=sentence, text=text, started=tool_pb2.STARTED_NO))
             return
         key, digest = read
         now = self._now()
@@ -344,10 +339,18 @@ class Dispatcher:
         if self._tasks is None:
             coroutine.close()
             raise RuntimeError("Dispatcher.run() is not being awaited")
-        self._tasks.create_task(coroutine, name=name)
+        self._tasks.create_task(_guarded(coroutine, name), name=name)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    """A fault of ours in one call's bookkeeping must not take the other calls with it."""
+    try:
+        await coroutine
+    except Exception as error:  # noqa: BLE001 (logged; the call ends at its caller's deadline)
+        _log.error("a task failed inside the gateway", task=name, exc_info=error)
 
 
 def _overloaded(detail: str, retry_after_ms: int) -> tool_pb2.Final:

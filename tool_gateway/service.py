@@ -48,7 +48,7 @@ class GatewayService(gateway_pb2_grpc.ToolGatewayServiceServicer):
         self, request_iterator: object, context: ServicerContext[ClientFrame, ServerFrame]
     ) -> None:
         stream = AttachStream(self._settings, self._hub, self._dispatcher, self._welcome(), context)
-        await stream.serve(self.catalogue())
+        await stream.serve(self.catalogue)
 
     async def ListTools(
         self,

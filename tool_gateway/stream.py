@@ -6,6 +6,7 @@ Invariant: exactly one task reads and one writes; whatever ends first ends all t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,6 +25,7 @@ _log = get_logger(__name__)
 ClientFrame = gateway_pb2.ClientFrame
 ServerFrame = gateway_pb2.ServerFrame
 MISSED_PINGS = 3
+MIN_FRAME_BYTES = 4096
 HELLO_TIMEOUT_S = 10.0
 GOODBYE_TIMEOUT_S = 1.0
 
@@ -48,13 +50,15 @@ class AttachStream:
         self._goodbye: asyncio.Future[ServerFrame.Goodbye] = asyncio.get_running_loop().create_future()
         self._heard = asyncio.Event()
         self._epoch = 0
+        self._frame_bytes = settings.limits.frame_bytes
 
     def end(self, goodbye: ServerFrame.Goodbye) -> None:
         """End the stream: what is ready goes first, the goodbye last."""
         if not self._goodbye.done():
             self._goodbye.set_result(goodbye)
 
-    async def serve(self, catalogue: gateway_pb2.ServerFrame.Catalogue) -> None:
+    async def serve(self, catalogue: Callable[[], ServerFrame.Catalogue]) -> None:
+        """`catalogue` is asked once the session is attached: from then on changes are told to it."""
         STREAMS.inc()
         try:
             first = await self._first_frame()
@@ -62,6 +66,8 @@ class AttachStream:
                 return
             hello = first.events[0].hello
             self._epoch = hello.epoch
+            if hello.max_frame_bytes:
+                self._frame_bytes = min(self._frame_bytes, max(hello.max_frame_bytes, MIN_FRAME_BYTES))
             attached = self._hub.attach(hello, self._wake.set, self.end)
             if isinstance(attached, ServerFrame.Goodbye):
                 _log.info("a stream was refused", client=hello.node_id, why=attached.detail)
@@ -93,7 +99,7 @@ class AttachStream:
         resumed: bool,
         hello: ClientFrame.Hello,
         first: ClientFrame,
-        catalogue: gateway_pb2.ServerFrame.Catalogue,
+        catalogue: Callable[[], ServerFrame.Catalogue],
     ) -> None:
         session = attached.session
         if resumed and hello.incarnation == self._welcome.incarnation:
@@ -128,7 +134,7 @@ class AttachStream:
                 log.error("a stream failed inside the gateway", exc_info=end)
         log.info("stream ended", why=self._goodbye.result().detail if self._goodbye.done() else "the client left")
 
-    async def _greet(self, attached: Attached, resumed: bool, catalogue: ServerFrame.Catalogue) -> None:
+    async def _greet(self, attached: Attached, resumed: bool, catalogue: Callable[[], ServerFrame.Catalogue]) -> None:
         records = await self._dispatcher.ledger.list_session(attached.session.session_id)
         if attached.session.epoch != self._epoch:
             return  # fenced meanwhile
@@ -143,7 +149,7 @@ class AttachStream:
                 break
             welcome.welcome.known_calls.append(record.key)
         attached.say(welcome)
-        attached.say(ServerFrame.Event(catalogue=catalogue))
+        attached.say(ServerFrame.Event(catalogue=catalogue()))
         if self._dispatcher.draining:
             attached.say(ServerFrame.Event(drain=ServerFrame.Drain(reason="the gateway is leaving")))
 
@@ -196,7 +202,7 @@ class AttachStream:
         return True
 
     async def _write(self, attached: Attached) -> None:
-        session, limit = attached.session, self._settings.limits.frame_bytes
+        session, limit = attached.session, self._frame_bytes
         while True:
             await self._wake.wait()
             self._wake.clear()

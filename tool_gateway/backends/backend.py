@@ -101,7 +101,7 @@ class Backend:
                     why = await self._watch()
                 except grpc.aio.AioRpcError as error:
                     why = error_sentence(error)
-                except UnusableBackend as error:
+                except (UnusableBackend, asyncio.InvalidStateError) as error:
                     why = str(error)
                 self._set_down(why)
                 failures += 1

@@ -13,17 +13,18 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from fermata.v1 import gateway_pb2, gateway_pb2_grpc, tool_pb2
 
 from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 from node_runtime.grpc_channel import open_channel
-from node_runtime.keys import CallKey, args_sha256
+from node_runtime.keys import CallKey
 from node_runtime.logs import get_logger
-from node_runtime.outcomes import make_final
 from node_runtime.runtime_settings import RuntimeSettings
+from tool_gateway.client.interface import ToolCaller
+from tool_gateway.client.requests import call_start, local_result
 from tool_gateway.client.state import CallStart, CatalogueChanged, ClientState, Effect, Ended, Noticed, Resolved
 from tool_gateway.client.types import CallOptions, ClientOptions, OnEvent, Pending, Result
 
@@ -74,6 +75,7 @@ class ToolGateway:
         self._runner: asyncio.Task[None] | None = None
         self._fenced: str | None = None
         self._closing = asyncio.Event()
+        self._final_goodbye = True
         self._announce = asyncio.Event()
         self._clock = asyncio.Event()
         """The clock must look again: a nearer deadline has come, or the end."""
@@ -158,7 +160,7 @@ class ToolGateway:
         """
         parsed = CallKey.parse(key) if isinstance(key, str) else key
         options = options or CallOptions()
-        start = _start_event(parsed, tool, args_json, options)
+        start = call_start(parsed, tool, args_json, options)
         waiting = self._waiting.get(start.key)
         if waiting is None:
             refused = self._refusal(start)
@@ -178,7 +180,7 @@ class ToolGateway:
             self._clock.set()
         elif not self._state.same_call(start):
             detail = f"the key {start.key} is in flight for another tool or other arguments"
-            return _local(start, tool_pb2.OUTCOME_KEY_CONFLICT, detail)
+            return local_result(start, tool_pb2.OUTCOME_KEY_CONFLICT, detail)
         waiting.callers += 1
         try:
             return await asyncio.shield(waiting.future)
@@ -218,6 +220,16 @@ class ToolGateway:
 
     async def close(self) -> None:
         """Say a final goodbye (what still runs is cancelled at the gateway) and end; calls awaited end CANCELLED."""
+        await self._end(final=True)
+
+    async def leave(self) -> None:
+        """Say a goodbye that is not final and end: calls run on at the gateway, for the next owner of their
+        trajectories to join. Calls awaited here end CANCELLED. Tasks that await calls are to be cancelled afterwards:
+        a cancelled caller cancels its call."""
+        await self._end(final=False)
+
+    async def _end(self, *, final: bool) -> None:
+        self._final_goodbye = final
         self._apply(self._state.close(tool_pb2.OUTCOME_CANCELLED, "the gateway client was closed"))
         self._wake.set()
         self._clock.set()
@@ -235,12 +247,12 @@ class ToolGateway:
 
     def _refusal(self, start: CallStart) -> Result | None:
         if self._fenced is not None:
-            return _local(start, tool_pb2.OUTCOME_FENCED, self._fenced)
+            return local_result(start, tool_pb2.OUTCOME_FENCED, self._fenced)
         if self._state.closed:
-            return _local(start, tool_pb2.OUTCOME_CANCELLED, "the gateway client is closed")
+            return local_result(start, tool_pb2.OUTCOME_CANCELLED, "the gateway client is closed")
         if len(self._state) >= self._options.max_calls:
             detail = f"{len(self._state)} calls are in flight in this client, its limit"
-            return _local(start, tool_pb2.OUTCOME_OVERLOADED, detail)
+            return local_result(start, tool_pb2.OUTCOME_OVERLOADED, detail)
         return None
 
     # -- the connection ----------------------------------------------------------------------------------------------
@@ -343,7 +355,7 @@ class ToolGateway:
                 continue  # a ping is due
 
     async def _say_goodbye(self, call: Any) -> None:
-        goodbye = ClientFrame.Goodbye(reason="the client was closed", final=True)
+        goodbye = ClientFrame.Goodbye(reason="the client was closed", final=self._final_goodbye)
         async with asyncio.timeout(_GOODBYE_S):
             if self._state.welcomed:
                 events = [*self._state.take(self._now()), ClientFrame.Event(goodbye=goodbye)]
@@ -424,6 +436,10 @@ class ToolGateway:
         return asyncio.get_running_loop().time()
 
 
+if TYPE_CHECKING:
+    _implements: type[ToolCaller] = ToolGateway
+
+
 class _Dead(Exception):
     """The connection is given up by us."""
 
@@ -437,38 +453,3 @@ def _why_ended(*tasks: asyncio.Task[Any]) -> str:
                 return str(error)
             raise error
     return ""
-
-
-def _local(start: CallStart, outcome: tool_pb2.Outcome, detail: str) -> Result:
-    return Result(start.key, start.tool, make_final(outcome, detail=detail, started=tool_pb2.STARTED_NO))
-
-
-def _start_event(key: CallKey, tool: str, args_json: bytes, options: CallOptions) -> CallStart:
-    start = CallStart(
-        key=str(key),
-        call_id=options.call_id,
-        trajectory_id=key.trajectory_id,
-        generation=key.generation if options.generation is None else options.generation,
-        mode=CallStart.MODE_JOIN_ONLY if options.join_only else CallStart.MODE_START_OR_JOIN,
-        tool=tool,
-        args_json=args_json,
-        args_sha256=args_sha256(args_json),
-        weight_version=options.weight_version,
-        group_id=options.group_id,
-        cache_scope=options.cache_scope,
-        priority=options.priority,
-        traceparent=options.traceparent,
-        context=options.context,
-        max_output_bytes=options.max_output_bytes,
-        grader=options.grader,
-    )
-    if options.earlier is not None:
-        start.last_instance_id = options.earlier.instance_id
-        start.last_attempt = options.earlier.attempt
-    if options.session is not None:
-        start.session.CopyFrom(options.session)
-    for name in ("queue_timeout", "attempt_timeout", "heartbeat_timeout"):
-        seconds = getattr(options, f"{name}_s")
-        if seconds is not None:
-            setattr(start, f"{name}_ms", max(1, int(seconds * 1000)))
-    return start

@@ -13,7 +13,7 @@ from gateway_world import World, call, client, until
 
 from node_runtime.grpc_channel import open_channel
 from node_runtime.runtime_settings import RuntimeSettings
-from tool_gateway.client import ToolGateway
+from tool_gateway.client import CallOptions, Earlier, ToolGateway
 
 pytestmark = pytest.mark.integration
 Client = gateway_pb2.ClientFrame
@@ -203,6 +203,22 @@ async def test_a_final_goodbye_cancels_what_runs(world: World) -> None:
         await gw.close()
         assert (await waiting).outcome == tool_pb2.OUTCOME_CANCELLED
     await until(lambda: "run/t/0/0/0" in world.cancels())
+
+
+async def test_a_client_that_leaves_lets_its_calls_run_on_for_the_next_owner(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with client(gateway.address, node_id="first") as first:
+        waiting = asyncio.create_task(call(first, "run/t/0/0/0", tool="pay", text="x", seconds=1.0))
+        await world.until_started(["run/t/0/0/0"])
+        await first.leave()
+        assert (await waiting).outcome == tool_pb2.OUTCOME_CANCELLED
+    async with client(gateway.address, node_id="second") as second:
+        options = CallOptions(generation=1, earlier=Earlier(age_s=1.0))
+        result = await call(second, "run/t/0/0/0", tool="pay", options=options, text="x", seconds=1.0)
+        assert (result.outcome, result.text) == (tool_pb2.OUTCOME_OK, b"x")
+    assert world.starts() == {"run/t/0/0/0": 1}
+    assert world.cancels() == []
 
 
 async def test_a_call_of_a_session_forgotten_after_its_window_ends_in_the_ledger(world: World) -> None:
