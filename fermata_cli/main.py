@@ -62,9 +62,7 @@ def demo(
     config: ConfigFile = None,
     overrides: Overrides = None,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines, even on a terminal.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Leave the cluster up after the run, until Ctrl-C.")
-    ] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Leave the cluster up after the run, until Ctrl-C.")] = False,
 ) -> None:
     """Train the demo model on a local cluster: gateway, tool backends, rollout node and trainer as processes.
 
@@ -83,7 +81,7 @@ def demo(
         config=config,
         overrides=tuple(overrides or ()),
         plain=plain,
-        keep_going=keep_going,
+        stay=stay,
     )
     raise typer.Exit(run_demo(options))
 
@@ -101,9 +99,7 @@ def timeline(
 @tools_app.command("call")
 def tools_call(
     tool: Annotated[str, typer.Argument(metavar="NAME", help="The tool.")],
-    arguments: Annotated[
-        str, typer.Argument(metavar="JSON", help="Its arguments, a JSON object; - reads stdin.")
-    ] = "{}",
+    arguments: Annotated[str, typer.Argument(metavar="JSON", help="Arguments, a JSON object; - reads stdin.")] = "{}",
     gateway: Gateway = "127.0.0.1:7000",
     deadline: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="For the whole call.")] = 60.0,
     wait: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="To wait for the gateway.")] = 10.0,
@@ -155,9 +151,7 @@ def config_show(config: ConfigFile = None, overrides: Overrides = None) -> None:
 @turn_app.command("check")
 def turn_check(
     cases: Annotated[Path, typer.Argument(metavar="CASES.jsonl", help="Model outputs and the calls expected of them.")],
-    tools: Annotated[
-        Path, typer.Option("--tools", metavar="TOOLS.json", help="JSON array of tools with their schemas.")
-    ],
+    tools: Annotated[Path, typer.Option("--tools", metavar="TOOLS.json", help="JSON array of tools and schemas.")],
     model: Annotated[
         str | None, typer.Option(metavar="DIR", help="Encode the cases with this model's tokenizer.")
     ] = None,

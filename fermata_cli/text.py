@@ -11,7 +11,7 @@ _UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def printable(text: str | bytes, limit: int = 200, *, keep_lines: bool = False) -> str:
-    """Control, format and undefined characters as escapes, cut to `limit` characters. `keep_lines`: newlines and tabs stay."""
+    """Control, format and undefined characters as escapes, at most `limit` of them. `keep_lines`: \\n and \\t stay."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
     kept = {"\n", "\t"} if keep_lines else set()

@@ -1,7 +1,7 @@
 """One process of a cluster, from its start to its end.
 
-Invariants: it has a process group of its own (a terminal's Ctrl-C reaches only the command, which stops it in order) and
-a log file of its own; once `stop` or `kill` is done nothing of its group runs.
+Invariants: it has a process group of its own (a terminal's Ctrl-C reaches only the command, which stops it in order)
+and a log file of its own; once `stop` or `kill` is done nothing of its group runs.
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ class Child:
                         raise self.death()
                     self.ready = _ready(line)
         except TimeoutError:
-            raise NodeError(
-                f"the {self.what} was not ready within {timeout_s:g} s of its start: see {self.log}{self._last_words()}",
-                EXIT_UNAVAILABLE,
-            ) from None
+            late = f"the {self.what} was not ready within {timeout_s:g} s of its start"
+            raise NodeError(f"{late}{self._last_words()} (log: {self.log})", EXIT_UNAVAILABLE) from None
         self._output = asyncio.create_task(self._copy_output(), name=f"output of {self.spec.name}")
 
     async def _copy_output(self) -> None:

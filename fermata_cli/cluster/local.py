@@ -28,7 +28,7 @@ _STOP_ORDER = (Role.TRAINER, Role.ROLLOUT, Role.GATEWAY, Role.BACKEND)
 
 
 class LocalCluster:
-    """`async with LocalCluster(...) as cluster: await cluster.start(); await cluster.run()`. Only in the main thread."""
+    """`async with LocalCluster(...) as cluster`, then `start()` and `run()`; in the main thread."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class LocalCluster:
         bound: str | None,
         say: Callable[[str], None],
     ) -> None:
-        """`tools` must be served before an engine is started. `bound`: as `plan.rollout_nodes`. `say` gets sentences."""
+        """`tools` must be served before an engine starts. `bound`: as in `plan.rollout_nodes`. `say` gets sentences."""
         self._settings = settings
         self._runtime = runtime
         self._config = config
@@ -170,7 +170,12 @@ class LocalCluster:
             if child.metrics_port:
                 same.append(f"runtime.metrics_port={child.metrics_port}")
             again = await self._spawn(spec, same)
-            await again.wait_ready(spec.start_timeout_s)
+            try:
+                await again.wait_ready(spec.start_timeout_s)
+            except NodeError:
+                if again.ended.done():
+                    return  # it died again: the next look at it counts one restart more
+                raise
             self._write_addresses()
             self._say(f"{again.what} is up again on port {again.ready['port']} (process {again.pid})")
             return
@@ -180,6 +185,17 @@ class LocalCluster:
             self._write_addresses()
             return
         raise death
+
+    async def hold(self) -> None:
+        """After `run`: watch what is left, for ever."""
+        for child in self.of_role(Role.TRAINER):
+            del self._children[child.spec.name]
+        await self.run()
+
+    @property
+    def restarts(self) -> int:
+        """How often a process was started again."""
+        return sum(self._restarts.values())
 
     # -- stop -------------------------------------------------------------------------------------------------------
 

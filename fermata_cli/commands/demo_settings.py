@@ -1,0 +1,142 @@
+"""The settings of a demo run: its own file, or the user's, with variables and flags over it.
+
+Invariant: what is written to `fermata.yaml` of the run is complete and validated: every process reads that file, and
+`FERMATA_*` variables and flags are already in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from fermata_cli import demo
+from fermata_cli.cluster.settings import ClusterSettings
+from fermata_cli.schema import ALL_SECTIONS
+from node_runtime.errors import EXIT_USAGE, NodeError
+from node_runtime.runtime_settings import RuntimeSettings
+from node_runtime.settings import Section, dump, load
+from node_runtime.settings.sources import ENV_CONFIG, merge_sources
+from rollout_node.settings import RolloutSettings
+from trainer_node.settings import TrainerSettings
+from trainer_node.tasks import Task, load_tasks, tools_of
+
+S = TypeVar("S", bound=Section)
+DEMO_FILE = demo.HERE / "fermata.yaml"
+# Only the cluster knows these; each process is given its own by flag.
+_BY_FLAG = {"trainer": ("rollout_nodes",), "rollout": ("gateway",), "gateway": ("pools",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoOptions:
+    """The flags of `fermata demo`."""
+
+    seed: int = 0
+    name: str = "demo"
+    runs: Path = Path("runs")
+    steps: int | None = None
+    rollout_nodes: int | None = None
+    slow_share: float | None = None
+    slow_seconds: tuple[float, float] | None = None
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+    plain: bool = False
+    stay: bool = False
+
+
+class DemoSettings:
+    """Loaded, checked and still to be written."""
+
+    def __init__(self, options: DemoOptions, run_dir: Path) -> None:
+        """Raises NodeError for settings, task files or a model folder that cannot be used."""
+        file = options.config or DEMO_FILE
+        given = merge_sources(ALL_SECTIONS, file, _env(), options.overrides).tree
+        overrides = [*_defaults(given), *_flags(options, run_dir), *options.overrides]
+        self._sections = load(ALL_SECTIONS, file=file, env=_env(), overrides=overrides)
+        self.cluster = self._section("cluster", ClusterSettings)
+        self.runtime = self._section("runtime", RuntimeSettings)
+        self.rollout = self._section("rollout", RolloutSettings)
+        self.trainer = self._section("trainer", TrainerSettings)
+        self.bound_cores = self.rollout.engine.cpu_omp_threads_bind
+        self.tools = self._check_tasks()
+        self._check_model()
+
+    def _section(self, name: str, kind: type[S]) -> S:
+        section = self._sections[name]
+        assert isinstance(section, kind)
+        return section
+
+    def _check_tasks(self) -> frozenset[str]:
+        """The tools that tasks name. A broken line is told now, not after the engine's half minute."""
+        need_answer = self.trainer.reward == "exact_answer"
+        files = [self.trainer.train_tasks, *((self.trainer.eval_tasks,) if self.trainer.eval_tasks else ())]
+        tasks: list[Task] = [task for file in files for task in load_tasks(file, need_answer=need_answer)]
+        return frozenset(tools_of(tasks))
+
+    def _check_model(self) -> None:
+        """As far as can be seen without loading it."""
+        for key, model in (("rollout.model", Path(self.rollout.model)), ("trainer.model", self.trainer.model)):
+            if not (model / "config.json").is_file():
+                what = "holds no config.json" if model.is_dir() else "is no folder"
+                raise NodeError(f"{key}: {model} {what}: give a Hugging Face model folder", EXIT_USAGE)
+
+    def write(self, path: Path) -> None:
+        """The file that all processes of the run read."""
+        tree = yaml.safe_load(dump(self._sections))
+        for section, keys in _BY_FLAG.items():
+            for key in keys:
+                del tree[section][key]
+        head = "# The settings of this run, complete. Names, ports and addresses are set by flag: see cluster.json.\n"
+        path.write_text(head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+
+
+def _env() -> Mapping[str, str]:
+    """FERMATA_CONFIG names a file for the other commands; the demo has its own."""
+    return {name: value for name, value in os.environ.items() if name != ENV_CONFIG}
+
+
+def _defaults(given: Mapping[str, Any]) -> list[str]:
+    """What the demo brings along, for keys that nobody set."""
+    rollout_model, trainer_model = (given.get(section, {}).get("model") for section in ("rollout", "trainer"))
+    values = {
+        "rollout.model": trainer_model or str(demo.MODEL_DIR),
+        "trainer.model": rollout_model or str(demo.MODEL_DIR),
+        "trainer.train_tasks": str(demo.TRAIN_TASKS),
+        "backend.search.corpus": str(demo.CORPUS),
+    }
+    if "train_tasks" not in given.get("trainer", {}):
+        values["trainer.eval_tasks"] = str(demo.EVAL_TASKS)  # tasks of one's own have no held-out ones here
+    return [f"{key}={json.dumps(value)}" for key, value in values.items() if not _has(given, key)]
+
+
+def _has(tree: Mapping[str, Any], key: str) -> bool:
+    node: Any = tree
+    for part in key.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def _flags(options: DemoOptions, run_dir: Path) -> list[str]:
+    values: dict[str, Any] = {
+        "trainer.rollout_nodes": ["127.0.0.1:0"],  # filled in once they are up
+        "trainer.run_dir": str(run_dir),
+        "runtime.spans_dir": str(run_dir / "spans"),
+        "trainer.seed": options.seed,
+        "rollout.engine.seed": options.seed,
+    }
+    if options.steps is not None:
+        values["trainer.steps"] = options.steps
+    if options.rollout_nodes is not None:
+        values["cluster.rollout_nodes"] = options.rollout_nodes
+    if options.slow_share is not None:
+        values["backend.delay.share"] = options.slow_share
+    if options.slow_seconds is not None:
+        values["backend.delay.seconds"] = list(options.slow_seconds)
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
