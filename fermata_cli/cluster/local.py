@@ -19,11 +19,13 @@ from fermata_cli.cluster.child import Child
 from fermata_cli.cluster.plan import ProcessSpec, Role
 from fermata_cli.cluster.settings import ClusterSettings
 from fermata_cli.report.files import write_json
-from node_runtime.errors import EXIT_OK, NodeError
+from fermata_cli.text import printable
+from node_runtime.errors import EXIT_OK, EXIT_USAGE, NodeError
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.client import ToolGateway
 
 T = TypeVar("T")
+
 _STOP_ORDER = (Role.TRAINER, Role.ROLLOUT, Role.GATEWAY, Role.BACKEND)
 
 
@@ -114,7 +116,18 @@ class LocalCluster:
         name = "fermata-cluster"
         async with ToolGateway([address], runtime=self._runtime, run_id=name, node_id=name) as client:
             await client.wait_connected(self._settings.start.tools_s)
-            await client.wait_for_tools(self._tools, self._settings.start.tools_s)
+            try:
+                await client.wait_for_tools(self._tools, self._settings.start.tools_s)
+            except NodeError:
+                missing = [tool for tool in self._tools if tool not in client.catalogue]
+                if not client.connected or not missing:
+                    raise
+                raise NodeError(
+                    f"the tasks name {quoted(missing)}, which no backend serves; served are "
+                    f"{quoted(sorted(client.catalogue)) or 'none'}: correct the tasks, or add a backend to "
+                    "cluster.backends",
+                    EXIT_USAGE,
+                ) from None
             self._say(f"the gateway serves {', '.join(sorted(client.catalogue))}")
 
     async def _unless_death(self, work: Awaitable[T]) -> T:
@@ -214,3 +227,7 @@ class LocalCluster:
         self.stopping = True
         for child in self.children:
             child.kill()
+
+
+def quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{printable(name, 60)}'" for name in names)

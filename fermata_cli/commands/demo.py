@@ -150,6 +150,8 @@ class DemoRun:
         trainer: dict[str, Any] = {}
         with suppress(NodeError):  # a trainer that never began leaves none
             trainer = read_json(self._run_dir / "trainer_summary.json")
+        if self._outcome == "finished" and trainer.get("outcome") in ("failed", "interrupted"):
+            self._outcome = trainer["outcome"]  # somebody else asked it to stop
         self._seconds["total"] = time.monotonic() - self._begun
         summary = make_summary(
             trainer,

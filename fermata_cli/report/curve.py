@@ -27,18 +27,24 @@ def draw_curve(summary: Mapping[str, Any], path: Path) -> bool:
         axes.plot(*zip(*held_out, strict=True), color=INK["text"], linestyle="--", marker="D", markersize=6,
                   label="held-out accuracy, sampled")  # fmt: skip
         for step, accuracy in held_out:
-            axes.annotate(f"{accuracy:.2f}", (step, accuracy), textcoords="offset points", xytext=(0, 8), ha="center")
+            _number(axes, step, accuracy)
     without = summary.get("accuracy_without_tools")
     if without is not None:
         axes.plot([last], [without], color=INK["slow"], marker="X", markersize=9, linestyle="none",
                   label="held-out accuracy after, tools switched off")  # fmt: skip
+        _number(axes, last, without)
     axes.set_ylim(-0.03, 1.08)
     axes.set_xlim(-0.5, last + 0.5)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("step")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="center right", frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3, fontsize=8, frameon=False)
     seconds = summary.get("seconds", {}).get("training")
     took = f", {seconds:.0f} s of training" if seconds is not None else ""
     axes.set_title(f"{printable(str(summary.get('name', '')), 60)}, seed {summary.get('seed')}{took}", loc="left")
     save(figure, path)
     return True
+
+
+def _number(axes: Any, step: int, value: float) -> None:
+    axes.annotate(f"{value:.2f}", (step, value), textcoords="offset points", xytext=(0, 8), ha="center")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fermata_cli.report.canvas import INK, new_figure, save
-from fermata_cli.report.lanes import SLOW_S, Lane, Scene, choose_scene
+from fermata_cli.report.lanes import SLOW_S, Lane, Scene, choose_scene, is_slow
 from fermata_cli.text import printable
 from node_runtime.spans import Span
 
@@ -46,7 +46,7 @@ def _lane(axes: Any, scene: Scene, row: int, lane: Lane) -> None:
     )
     for spans, ink, height in bars:
         for span in spans:
-            slow = ink == "tool" and span.end - span.start >= SLOW_S
+            slow = ink == "tool" and is_slow(span)
             _bar(axes, scene, row, span, INK["slow"] if slow else INK[ink], height)
             if slow and scene.slow is not None and span.call_key == scene.slow.call_key:
                 middle = (max(span.start, scene.start) + min(span.end, scene.end)) / 2 - scene.start

@@ -1,0 +1,144 @@
+"""The command line: help, settings, cases, exit codes; each failure is one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fermata_cli.main import main
+
+CASES = Path(__file__).parents[2] / "cases"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FERMATA_")]:
+        monkeypatch.delenv(name)
+
+
+def test_help_costs_no_heavy_import() -> None:
+    code = (
+        "import sys; from fermata_cli.main import main; main(['--help']); "
+        "heavy = {'torch', 'vllm', 'transformers', 'grpc', 'matplotlib', 'numpy', 'pydantic', 'rich.live'}; "
+        "sys.exit(','.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+
+
+def test_without_a_command_the_help_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Commands:" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["dmo"], "No such command 'dmo'"),
+        (["demo", "--rollout-nodes", "7"], "'--rollout-nodes'"),
+        (["tools", "call", "calculator", "{'a': 1}"], "the arguments are no JSON"),
+        (["tools", "list", "--gateway", "nowhere"], "nowhere"),
+        (["config", "show", "--set", "gatway.port=1"], "unknown section 'gatway': did you mean 'gateway'?"),
+        (["config", "show", "--set", "trainer.learning_rat=1"], "did you mean 'learning_rate'?"),
+        (["config", "show", "--set", "cluster.rollout_node=1"], "did you mean 'rollout_nodes'?"),
+        (["config", "show", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["turn", "check", "--tools", "/nowhere.json", str(CASES / "turns.jsonl")], "/nowhere.json cannot be read"),
+        (["timeline", "/nowhere"], "/nowhere is no folder"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert sentence in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_config_show_resolves_file_variables_and_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fermata.yaml"
+    file.write_text("gateway: {port: 7100}\nrollout: {model: /m, port: 1}\n")
+    monkeypatch.setenv("FERMATA_ROLLOUT__PORT", "2")
+    assert main(["config", "show", "--config", str(file), "--set", "gateway.drain_s=3"]) == 0
+    shown = capsys.readouterr()
+    tree = yaml.safe_load(shown.out)
+    assert tree["gateway"]["port"] == 7100
+    assert tree["gateway"]["drain_s"] == 3
+    assert tree["rollout"]["port"] == 2
+    assert tree["cluster"]["rollout_nodes"] == 1
+    assert "trainer: left out" in shown.err
+    again = tmp_path / "again.yaml"
+    again.write_text(shown.out)
+    monkeypatch.delenv("FERMATA_ROLLOUT__PORT")
+    assert main(["config", "show", "--config", str(again)]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == tree
+
+
+def test_config_show_needs_no_engine() -> None:
+    code = (
+        "import sys; from fermata_cli.main import main; code = main(['config', 'show']); "
+        "sys.exit(code or ','.join({'torch', 'vllm', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_turn_check_passes_and_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tools, cases = str(CASES / "tools.json"), str(CASES / "turns.jsonl")
+    assert main(["turn", "check", "--tools", tools, cases]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "all as expected" in shown.err
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text(
+        json.dumps(
+            {"id": "mine", "completion": "no call here", "finish": "stop", "calls": [{"tool": "x", "args": "{}"}]}
+        )
+    )
+    assert main(["turn", "check", "--tools", tools, str(wrong)]) == 1
+    assert "MISS mine" in capsys.readouterr().err
+    assert main(["turn", "check", "--tools", tools, "--json", str(wrong)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["missed"] == 1
+    assert report["results"][0]["misses"] == ["expected 1 calls, got 0"]
+    wrong.write_text("{\n")
+    assert main(["turn", "check", "--tools", tools, str(wrong)]) == 2
+    assert f"{wrong}:1 is not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "sentence"),
+    [
+        (["trainer.learnin_rate=1"], 2, "did you mean 'learning_rate'?"),
+        (["rollout.model=/nowhere"], 2, "/nowhere is no folder: give a Hugging Face model folder"),
+        (["trainer.train_tasks=/nowhere.jsonl"], 2, "task file /nowhere.jsonl does not exist"),
+        (["trainer.steps=two"], 2, "trainer.steps must be an integer"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused_before_anything_starts(
+    overrides: list[str], code: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [word for override in overrides for word in ("--set", override)]
+    assert main(["demo", "--runs", str(tmp_path), *flags]) == code
+    shown = capsys.readouterr()
+    assert sentence in shown.err
+    assert shown.out == ""
+    assert not (tmp_path / "demo" / "logs").exists()
+
+
+def test_a_broken_task_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    good = {"id": "a", "messages": [{"role": "user", "content": "?"}], "tools": [], "answer": "1"}
+    tasks.write_text(json.dumps(good) + "\n{broken\n")
+    assert main(["demo", "--runs", str(tmp_path), "--set", f"trainer.train_tasks={tasks}"]) == 2
+    assert f"{tasks}:2" in capsys.readouterr().err
