@@ -102,9 +102,13 @@ class AttachStream:
         catalogue: Callable[[], ServerFrame.Catalogue],
     ) -> None:
         session = attached.session
-        if resumed and hello.incarnation == self._welcome.incarnation:
+        same_incarnation = hello.incarnation == self._welcome.incarnation
+        if resumed and same_incarnation:
             await self._dispatcher.ack(attached, hello.resume_from_seq)
         else:
+            if same_incarnation:
+                # The session was forgotten here, not there: what the client counts as seen must not be said again.
+                session.next_seq = max(session.next_seq, hello.resume_from_seq + 1)
             await self._dispatcher.replay(attached)
         await self._greet(attached, resumed, catalogue)
         if session.epoch != self._epoch:

@@ -74,6 +74,7 @@ class ToolGateway:
         self._why = "no connection has been made yet"
         self._runner: asyncio.Task[None] | None = None
         self._fenced: str | None = None
+        self._failed: str | None = None
         self._closing = asyncio.Event()
         self._final_goodbye = True
         self._announce = asyncio.Event()
@@ -248,8 +249,13 @@ class ToolGateway:
     def _refusal(self, start: CallStart) -> Result | None:
         if self._fenced is not None:
             return local_result(start, tool_pb2.OUTCOME_FENCED, self._fenced)
+        if self._failed is not None:
+            return local_result(start, tool_pb2.OUTCOME_INTERNAL, self._failed)
         if self._state.closed:
             return local_result(start, tool_pb2.OUTCOME_CANCELLED, "the gateway client is closed")
+        if len(start.args_json) > self._options.max_frame_bytes:
+            detail = f"arguments have {len(start.args_json)} bytes, at most {self._options.max_frame_bytes} are sent"
+            return local_result(start, tool_pb2.OUTCOME_INVALID_ARGS, detail)
         if len(self._state) >= self._options.max_calls:
             detail = f"{len(self._state)} calls are in flight in this client, its limit"
             return local_result(start, tool_pb2.OUTCOME_OVERLOADED, detail)
@@ -404,7 +410,10 @@ class ToolGateway:
                 case Noticed(key, notice):
                     waiting = self._waiting.get(key)
                     if waiting is not None and waiting.on_event is not None:
-                        waiting.on_event(notice)
+                        try:
+                            waiting.on_event(notice)
+                        except Exception as error:  # noqa: BLE001 (one caller's fault is not the other callers')
+                            _log.error("a caller's on_event failed", key=key, exc_info=error)
                 case CatalogueChanged(tools):
                     self._catalogue = tools
                     self._announce.set()
@@ -430,7 +439,8 @@ class ToolGateway:
             return
         error = runner.exception()
         _log.error("the gateway client failed", exc_info=error)
-        self._apply(self._state.close(tool_pb2.OUTCOME_INTERNAL, f"the gateway client failed: {error}"))
+        self._failed = f"the gateway client failed: {error}"
+        self._apply(self._state.close(tool_pb2.OUTCOME_INTERNAL, self._failed))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

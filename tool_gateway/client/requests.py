@@ -16,7 +16,8 @@ CallStart = gateway_pb2.ClientFrame.CallStart
 
 def local_result(start: CallStart, outcome: tool_pb2.Outcome, detail: str) -> Result:
     """A result that no gateway gave: the call was not sent."""
-    return Result(start.key, start.tool, make_final(outcome, detail=detail, started=tool_pb2.STARTED_NO))
+    text = detail if outcome == tool_pb2.OUTCOME_INVALID_ARGS else None  # the one of them that the model is shown
+    return Result(start.key, start.tool, make_final(outcome, detail=detail, text=text, started=tool_pb2.STARTED_NO))
 
 
 def call_start(key: CallKey, tool: str, args_json: bytes, options: CallOptions) -> CallStart:

@@ -60,6 +60,25 @@ async def test_what_the_model_gets_wrong_never_reaches_a_backend(world: World) -
         assert foreign.outcome == tool_pb2.OUTCOME_PERMISSION
 
 
+async def test_a_callers_faulty_callback_and_oversized_arguments_disturb_nobody(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+
+    def faulty(notice: object) -> None:
+        raise ValueError("the caller's own fault")
+
+    async with client(gateway.address) as gw:
+        await gw.wait_for_tools(["echo"], 10)
+        big, small, fine = await asyncio.gather(
+            call(gw, "run/t/0/0/0", text="x" * (5 << 20)),
+            call(gw, "run/t/0/0/1", text="x" * (2 << 20)),
+            call(gw, "run/t/0/0/2", text="x", on_event=faulty),
+        )
+        assert (big.outcome, small.outcome) == (tool_pb2.OUTCOME_INVALID_ARGS, tool_pb2.OUTCOME_INVALID_ARGS)
+        assert fine.outcome == tool_pb2.OUTCOME_OK
+    assert world.starts() == {"run/t/0/0/2": 1}
+
+
 async def test_an_output_larger_than_the_tools_limit_is_cut(world: World) -> None:
     backend = await world.backend()
     gateway = await world.gateway([[backend.address]])

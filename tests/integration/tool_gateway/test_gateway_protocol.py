@@ -221,6 +221,23 @@ async def test_a_client_that_leaves_lets_its_calls_run_on_for_the_next_owner(wor
     assert world.cancels() == []
 
 
+async def test_a_client_that_comes_back_after_its_window_still_hears_new_results(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]], "gateway.resume_window_s=0.1")
+    proxy = await world.proxy(gateway.address)
+    async with client(proxy.address) as gw:
+        for n in range(3):
+            assert (await call(gw, f"run/t/0/0/{n}", text="x")).outcome == tool_pb2.OUTCOME_OK
+        waiting = asyncio.create_task(call(gw, "run/t/0/1/0", tool="pay", text="late", seconds=2.5))
+        await world.until_started(["run/t/0/1/0"])
+        proxy.refuse = True
+        proxy.cut()
+        await until(lambda: "expired" in gateway.log())
+        proxy.refuse = False
+        assert (await waiting).text == b"late"
+    assert world.starts("pay") == {"run/t/0/1/0": 1}
+
+
 async def test_a_call_of_a_session_forgotten_after_its_window_ends_in_the_ledger(world: World) -> None:
     backend = await world.backend()
     gateway = await world.gateway([[backend.address]], "gateway.resume_window_s=0.1")
