@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,7 @@ class Engine:
         self._kept: deque[str] = deque(maxlen=64)  # labels of versions that came in with their predecessor's KV kept
         self._why_not: str | None = None if settings.serve_before_sync else NOT_SYNCED
         self._dead: str | None = None
+        self._ended = asyncio.Event()  # set with _dead
         self._closing = False
         self._sentinels = built.sentinels()
         # Called with (serving, why_not) whenever it changes; the node's health hangs on it.
@@ -99,7 +100,8 @@ class Engine:
         self.version = WeightVersion()
         self.model_hash = built.model_hash
         self.model_id = settings.model
-        self.start_seconds = built.seconds
+        self.start_seconds = 0.0
+        self.vocab_size: int = built.llm.model_config.get_vocab_size()
         self.max_model_len: int = built.llm.model_config.max_model_len
         self.dtype = str(built.llm.model_config.dtype).removeprefix("torch.")
         self.workers: int = settings.tensor_parallel_size * settings.pipeline_parallel_size
@@ -112,12 +114,18 @@ class Engine:
             settings = settings.model_copy(update={"model": model})
         began = time.monotonic()
         built = await engine_build.build(settings)
-        built.seconds = time.monotonic() - began
         engine = cls(built, settings)
         await built.llm.update_weight_version(engine._label)
         loop = asyncio.get_running_loop()
         for sentinel in engine._sentinels:
             loop.add_reader(sentinel, engine._on_process_end)
+        try:
+            # The first step builds kernels, for seconds: not while a sync waits for its probes.
+            await engine.prompt_logprobs([0, 0])
+        except BaseException:
+            await engine.close()
+            raise
+        engine.start_seconds = time.monotonic() - began
         return engine
 
     @property
@@ -207,16 +215,16 @@ class Engine:
     async def pause(self, *, clear_cache: bool = True, timeout_s: float | None = None) -> None:
         """Stops between engine steps, keeping requests; with clear_cache they are recomputed when they go on."""
         await self._control(
-            "pause", self._llm.pause_generation(mode="keep", clear_cache=clear_cache), timeout_s=timeout_s
+            "pause", lambda: self._llm.pause_generation(mode="keep", clear_cache=clear_cache), timeout_s
         )
 
     async def resume(self, *, timeout_s: float | None = None) -> None:
-        await self._control("resume", self._llm.resume_generation(), timeout_s=timeout_s)
+        await self._control("resume", lambda: self._llm.resume_generation(), timeout_s)
 
     async def collective(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Calls a method of every worker; their results by rank. TimeoutError where they take longer."""
         return list(
-            await self._control(f"worker call {method}", self._llm.collective_rpc(method, args=args), timeout_s)
+            await self._control(f"worker call {method}", lambda: self._llm.collective_rpc(method, args=args), timeout_s)
         )
 
     async def begin_proof(self, version: WeightVersion, *, keep_kv: bool) -> None:
@@ -228,8 +236,8 @@ class Engine:
             self._kept.append(label)
         else:
             self._salt = None
-            await self._control("cache reset", self._llm.reset_prefix_cache(reset_running_requests=True))
-        await self._control("version", self._llm.update_weight_version(label))
+            await self._control("cache reset", lambda: self._llm.reset_prefix_cache(reset_running_requests=True))
+        await self._control("version", lambda: self._llm.update_weight_version(label))
         self._label = self._proving = label
         self._proof_over.clear()
 
@@ -257,8 +265,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         for sentinel in self._sentinels:
             loop.remove_reader(sentinel)
-        self.refuse(self._dead or "the rollout node is shutting down")
-        await engine_build.shutdown(self._llm)
+        self._dead = self._dead or "the rollout node is shutting down"
+        self._ended.set()
+        self.refuse(self._dead)
+        llm, self._llm = self._llm, None
+        await engine_build.shutdown(llm)
 
     def _salted(self, cache_salt: str | None) -> str | None:
         if self._salt is None or cache_salt is None:
@@ -269,6 +280,12 @@ class Engine:
         self._require_alive()
         if not ids:
             raise _caller(f"request {request_id!r} has no prompt tokens: at least one is needed")
+        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            # vLLM does not check ids, and one outside the embedding ends its worker and every request with it.
+            raise _caller(
+                f"request {request_id!r} has a token id outside the model's vocabulary of {self.vocab_size}: "
+                f"{min(ids) if min(ids) < 0 else max(ids)}"
+            )
         prompt = engine_build.tokens_prompt(ids, salt)
         return await self._llm.add_request(request_id, prompt, params, priority=priority)
 
@@ -325,16 +342,23 @@ class Engine:
             for listener in self.on_serving:
                 listener(why_not is None, why_not or "")
 
-    async def _control(self, what: str, call: Any, timeout_s: float | None = None) -> Any:
+    async def _control(self, what: str, call: Callable[[], Awaitable[Any]], timeout_s: float | None = None) -> Any:
+        """One call to the engine's process; ends when the process does."""
+        self._require_alive()
         limit = self._settings.control_timeout_s if timeout_s is None else timeout_s
+        answer, end = asyncio.ensure_future(call()), asyncio.ensure_future(self._ended.wait())
         try:
-            return await asyncio.wait_for(call, limit)
-        except TimeoutError as error:
+            await asyncio.wait((answer, end), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            self._require_alive()
             raise EngineError(
                 f"the engine did not answer to {what} within {limit:.1f} s: a step or a worker is stuck",
                 tool_pb2.OUTCOME_DEADLINE_EXCEEDED,
                 tool_pb2.FAULT_INFRA,
-            ) from error
+            )
+        except EngineError:
+            raise
         except engine_build.vllm_errors() as error:
             raise self._translate(error) from error
         except Exception as error:
@@ -344,6 +368,9 @@ class Engine:
                 tool_pb2.OUTCOME_INTERNAL,
                 tool_pb2.FAULT_INFRA,
             ) from error
+        finally:
+            answer.cancel()
+            end.cancel()
 
     def _translate(self, error: BaseException) -> EngineError:
         if engine_build.is_dead_error(error):
@@ -362,6 +389,7 @@ class Engine:
         if self._dead is not None or self._closing:
             return
         self._dead = "the vLLM engine process has ended unexpectedly: restart the rollout node (its log says why)"
+        self._ended.set()
         loop = asyncio.get_running_loop()
         for sentinel in self._sentinels:
             loop.remove_reader(sentinel)

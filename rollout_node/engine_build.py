@@ -42,7 +42,6 @@ class Built:
     counters: Counters
     model_hash: str
     transfer_backends: tuple[str, ...]
-    seconds: float = 0.0
 
     def sentinels(self) -> list[int]:
         """Descriptors that become readable when a process of the engine ends."""
@@ -158,7 +157,9 @@ async def shutdown(llm: Any) -> None:
     """Ends vLLM and waits until its processes are gone."""
     manager = llm.engine_core.resources.engine_manager
     processes = list(getattr(manager, "processes", ()))
-    llm.shutdown()
+    await asyncio.to_thread(llm.shutdown)
+    # vLLM's finaliser shuts down once more; as late as the interpreter's end that only prints an error.
+    llm.shutdown = lambda timeout=None: None
     for process in processes:
         await asyncio.to_thread(process.join, 10.0)
         if process.is_alive():

@@ -29,6 +29,8 @@ def prepare_environment(settings: EngineSettings, environ: MutableMapping[str, s
     env["VLLM_LOGGING_LEVEL"] = settings.log_level
     env["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = str(max(1, int(settings.start_timeout_s)))
+    # Workers have nothing to save: do not wait long for them before they are told to end.
+    env.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
     env["TOKENIZERS_PARALLELISM"] = "false"
     env[OWNER_VARIABLE] = str(os.getpid())
     if os.path.isdir(settings.model):

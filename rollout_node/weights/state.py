@@ -43,6 +43,7 @@ class SyncState:
 
     def left(self) -> None:
         self.group_lineage = None
+        self.group_generation = 0
 
     def refuse_start(self, request: pb.StartRequest) -> str | None:
         version = request.context.version

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from node_runtime.weight_wire import Background
+from rollout_node.weights.gloo import GlooWeightTransferEngine
 from rollout_node.weights.receipt import Receipt
 from rollout_node.weights.storage import digest_storage
 
@@ -72,6 +73,8 @@ class WeightWorkerExtension:
 
     def fermata_receive(self, update_info: dict[str, Any], timeout_s: float) -> None:
         """Receives and loads the tensors named. TimeoutError when the trainer does not send them in time."""
+        if isinstance(self.weight_transfer_engine, GlooWeightTransferEngine):
+            update_info = {**update_info, "timeout_s": timeout_s}
         with self._fermata_bounded(timeout_s):
             self.update_weights(update_info)
 

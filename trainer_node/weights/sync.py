@@ -276,7 +276,8 @@ class WeightSync:
         ):
             return group
         self._drop_group()
-        self._generation += 1
+        # Newer than any that a member has seen, also from a predecessor of this object.
+        self._generation = max(self._generation, *(member.generation for member in members)) + 1
         self._group = await TransferGroup.form(
             self._make_sender, members, version, self._generation, timeout_s=self._options.join_timeout_s
         )
