@@ -1,7 +1,7 @@
 """Owns the shipped tasks and the corpus: `python -m fermata_cli.demo.make_tasks --out DIR --seed 0` makes them again.
 
-Invariant: no evaluation question, and no name asked for in evaluation, occurs in the training tasks (`questions.held_out`);
-each name asked for is in the corpus exactly once; each answer follows from exact arithmetic and the corpus.
+Invariant: no evaluation question, and no name asked for in evaluation, occurs in the training tasks
+(`questions.held_out`); each name is in the corpus once; each answer follows from exact arithmetic and the corpus.
 """
 
 import argparse

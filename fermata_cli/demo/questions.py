@@ -25,7 +25,7 @@ SYLLABLES = tuple(onset + vowel for onset in "bdgkvz" for vowel in "aeio")
 class Question:
     """One question and all that its solution needs.
 
-    `operators` and `operands` are the calculation in the order of its steps; with a `name`, the name's code comes first.
+    `operators` and `operands` are the calculation in the order of its steps; a `name` stands for its first operand.
     """
 
     kind: str
@@ -86,8 +86,8 @@ def make_operand(rng: random.Random, *, digits: int | None = None) -> int:
 def make_question(rng: random.Random, kind: str, name: str | None = None) -> Question:
     """A random question of `kind`; the kinds with a lookup take the name.
 
-    Intermediate results are never negative, and chained products keep to two digits, so that nothing is longer than seven
-    digits: what is hard here is calling the tools, not copying long numbers.
+    Intermediate results are never negative, and chained products keep to two digits: what is hard here is calling the
+    tools, not copying long numbers.
     """
     if kind == "lookup":
         return Question(kind, name, (), ())

@@ -7,17 +7,21 @@ Invariant: ids fed are ids kept, as in the rollout node; a row ends after its fi
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import transformers
 
 from fermata_cli.demo.chat import Chat
-from fermata_cli.demo.questions import OPERATORS
+from tool_backend.calculator.tool import calculate
+from tool_backend.errors import ToolError
+from tool_backend.search.corpus import read_corpus
+from tool_backend.search.index import SearchIndex
+from tool_backend.search.tool import NO_HIT
 
 MAX_TOKENS = 192
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
-_EXPRESSION = re.compile(r"(-?\d+)([-+*])(\d+)")
 
 
 @dataclasses.dataclass
@@ -32,10 +36,10 @@ class Rollout:
 
 
 class LocalTools:
-    """What the calculator and search tools answer, for the calls that the demo's model makes."""
+    """The built-in tools without their processes, set as in the demo: one operator a calculation, one hit a search."""
 
-    def __init__(self, codes: Mapping[str, int], *, available: bool = True) -> None:
-        self._codes = codes
+    def __init__(self, corpus: Path, *, available: bool = True) -> None:
+        self._index = SearchIndex(read_corpus(corpus))
         self._available = available
 
     def answer(self, turn: str) -> str | None:
@@ -45,21 +49,17 @@ class LocalTools:
         try:
             call = json.loads(_CALL.search(turn)[1])
             name, arguments = call["name"], call["arguments"]
-            if not self._available:
+            if not self._available or name not in ("calculator", "search"):
                 return f"no tool named '{name}' is available"
-            return self._calculate(arguments["expression"]) if name == "calculator" else self._search(arguments["query"])
+            return calculate(arguments["expression"], 1) if name == "calculator" else self._search(arguments["query"])
         except (TypeError, ValueError, KeyError, AttributeError):
             return "the call must be a JSON object with a name and arguments"
-
-    def _calculate(self, expression: str) -> str:
-        match = _EXPRESSION.fullmatch(expression)
-        if match is None:
-            return "the expression must be two numbers and one operator"
-        return str(OPERATORS[match[2]](int(match[1]), int(match[3])))
+        except ToolError as error:
+            return str(error)
 
     def _search(self, query: str) -> str:
-        code = self._codes.get(query)
-        return "no results" if code is None else f"{query}: the code of {query} is {code}"
+        hits = self._index.search(query, 1)
+        return f"{hits[0][0].title}: {hits[0][0].text}" if hits else NO_HIT
 
 
 @torch.no_grad()
@@ -87,7 +87,9 @@ def sample(
     while live:
         logits = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
         logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
-        picks = torch.multinomial(logprobs.exp(), 1, generator=generator) if temperature else logits.argmax(-1, keepdim=True)
+        picks = logits.argmax(-1, keepdim=True)
+        if temperature:
+            picks = torch.multinomial(logprobs.exp(), 1, generator=generator)
         picked = logprobs.gather(1, picks)[:, 0].tolist()
         for token, logprob, index in zip(picks[:, 0].tolist(), picked, live, strict=True):
             if len(rows[index].ids) == fed:

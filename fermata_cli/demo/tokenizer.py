@@ -1,7 +1,7 @@
-"""Owns the demo's tokenizer: a byte-level BPE of 384 tokens, seven of them control tokens, trained on the demo's own text.
+"""Owns the demo's tokenizer: a byte-level BPE of 384 tokens, seven of them control tokens, trained on the demo's text.
 
-Invariant: letters, digits, line ends and the rest never merge with each other. So a name has the same ids after a space, a
-quote or a line end, every digit is one token, and encoding a text in pieces cut at such borders equals encoding it whole.
+Invariant: letters, digits, line ends and the rest never merge with each other. So a name has the same ids after a
+space, a quote or a line end, every digit is one token, and a text cut at such borders has the same ids as the whole.
 """
 
 import json
@@ -20,8 +20,8 @@ CONTROL_TOKENS = (PAD, START, END, "<tool_call>", "</tool_call>", "<tool_respons
 VOCABULARY = 384
 MAX_CONTEXT = 4096
 
-# Runs of letters, single digits, line ends and operators, runs of anything else. A pattern that ties a space to the word
-# after it, as most do, would spell a name one way in the question and another in the JSON of the call.
+# Runs of letters, single digits, line ends and operators, runs of anything else. A pattern that ties a space to the
+# word after it, as most do, would spell a name one way in the question and another in the JSON of the call.
 _PATTERN = r"\p{L}+|\d|\n|[-+*/()]|[^\p{L}\d\n+*/()-]+"
 
 _TEMPLATE = """\

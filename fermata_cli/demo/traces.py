@@ -1,7 +1,7 @@
 """Owns what the warm start imitates: solutions by tools, and the faults injected into them.
 
-Invariant: a clean trace answers its question with tools alone, and every tool answer in any trace is what the real tool gives
-for the call before it (the calculator takes one operator a call, the search tool returns one hit).
+Invariant: a clean trace answers its question with tools alone, and every tool answer in any trace is what the real tool
+gives for the call before it (a calculator of one operator a call, a search for one hit over the trace's one fact).
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ def _wrong_tool(rng: random.Random, question: Question, code: int | None) -> Tra
 
 
 def _corrupt(rng: random.Random, question: Question, code: int | None) -> Trace:
-    """Miscopy one digit of an operand, a letter of the name, or a digit of the answer, and go on as if all were well."""
+    """Miscopy one digit of an operand or of the answer, or the name, and go on as if all were well."""
     if rng.random() < 0.3:
         *turns, (answer, _) = clean_trace(question, code).turns
         position = rng.randrange(answer.startswith("-"), len(answer))
@@ -91,17 +91,19 @@ def _replace_digit(rng: random.Random, text: str, position: int) -> str:
     return text[:position] + digit + text[position + 1 :]
 
 
-FAULTS: dict[str, Callable[[random.Random, Question, int | None], Trace]] = {
-    "guess": _guess,
-    "stop_early": _stop_early,
-    "wrong_tool": _wrong_tool,
-    "corrupt": _corrupt,
+# With their weights. Miscopying is the rarest: it can happen at every digit, so it takes the longest to unlearn.
+FAULTS: dict[Callable[[random.Random, Question, int | None], Trace], int] = {
+    _guess: 3,
+    _stop_early: 2,
+    _wrong_tool: 2,
+    _corrupt: 1,
 }
 
 
 def faulty_trace(rng: random.Random, question: Question, code: int | None = None) -> Trace:
-    """A trace with one fault, each kind of fault equally often."""
-    return FAULTS[rng.choice(list(FAULTS))](rng, question, code)
+    """A trace with one fault."""
+    (fault,) = rng.choices(list(FAULTS), weights=list(FAULTS.values()))
+    return fault(rng, question, code)
 
 
 def random_code(rng: random.Random, question: Question) -> int | None:

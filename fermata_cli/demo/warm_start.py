@@ -1,8 +1,9 @@
 """Owns the warm start: `python -m fermata_cli.demo.warm_start --out DIR --seed 0` makes the shipped model again.
 
-First clean traces, until copying between question, calls and tool answers works; then a short phase of traces with faults, so
-that the model that ships half fails. Invariant: no held-out question and no fact of the corpus is ever trained on (names
-and codes are made up anew for each trace), and the same seed on the same machine gives the same weights.
+First clean traces, until copying between question, calls and tool answers works; then a short phase of traces with
+faults, so that the model that ships fails more often than not. Invariant: no held-out question and no name of the
+corpus is ever trained on (names and codes are made up anew for each trace), and the same seed on the same machine gives
+the same weights.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from fermata_cli.demo.questions import KINDS, held_out, make_name, make_question
 from fermata_cli.demo.rehearsal import LocalTools, sample
 from fermata_cli.demo.tokenizer import END, MAX_CONTEXT, PAD, VOCABULARY, write_tokenizer
 from fermata_cli.demo.traces import Trace, clean_trace, faulty_trace, random_code
+from tool_backend.search.corpus import read_corpus
 
 BATCH = 16
+# How many of the traces with faults have one. Longer solutions get fewer, because they have more places to go wrong at.
+FAULTY_SHARE = {"one_call": 0.78, "two_calls": 0.65, "lookup": 0.8, "lookup_then_calculate": 0.72}
 
 
 def model_config(chat: Chat) -> transformers.Qwen3Config:
@@ -60,15 +64,17 @@ def trace_ids(chat: Chat, trace: Trace) -> tuple[list[int], list[bool]]:
     return ids, own
 
 
-def make_trace(rng: random.Random, faulty_share: float) -> Trace:
-    """A trace of a random kind about a question that is not held out, with a name and a code made up for it alone."""
+def make_trace(rng: random.Random, faulty: bool, known: Container[str]) -> Trace:
+    """A trace about a question that is not held out; its name is none of the `known`, its code made up for it alone."""
     while True:
         kind = rng.choice(KINDS)
         question = make_question(rng, kind, make_name(rng) if kind.startswith("lookup") else None)
-        if held_out(question):
+        if held_out(question) or question.name in known:
             continue
         code = random_code(rng, question)
-        return faulty_trace(rng, question, code) if rng.random() < faulty_share else clean_trace(question, code)
+        if faulty and rng.random() < FAULTY_SHARE[kind]:
+            return faulty_trace(rng, question, code)
+        return clean_trace(question, code)
 
 
 def batch_loss(model: transformers.PreTrainedModel, chat: Chat, traces: Sequence[Trace]) -> torch.Tensor:
@@ -88,18 +94,18 @@ def batch_loss(model: transformers.PreTrainedModel, chat: Chat, traces: Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of training with its own traces and learning rates (`muon` for the layers' matrices, `adamw` for the rest)."""
+    """A stretch of training with its own traces and rates: `muon` for the layers' matrices, `adamw` for the rest."""
 
     name: str
     steps: int
     muon: float
     adamw: float
     first_turn_only: bool = False
-    faulty_share: float = 0.0
+    faulty: bool = False
 
-    def trace(self, rng: random.Random) -> Trace:
+    def trace(self, rng: random.Random, known: Container[str]) -> Trace:
         """The next trace to train on."""
-        trace = make_trace(rng, self.faulty_share)
+        trace = make_trace(rng, self.faulty, known)
         return dataclasses.replace(trace, turns=((trace.turns[0][0], None),)) if self.first_turn_only else trace
 
 
@@ -109,6 +115,7 @@ def train(model: transformers.PreTrainedModel, chat: Chat, phase: Phase, seed: i
     Muon (Jordan et al. 2024) learns to copy in a third of the steps that AdamW needs alone.
     """
     rng = random.Random(f"{phase.name} {seed}")
+    known = {document.title for document in read_corpus(CORPUS)}
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     inside = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in inside]
@@ -124,7 +131,7 @@ def train(model: transformers.PreTrainedModel, chat: Chat, phase: Phase, seed: i
     started, losses = time.monotonic(), []
     model.train()
     for step in range(1, phase.steps + 1):
-        loss = batch_loss(model, chat, [phase.trace(rng) for _ in range(BATCH)])
+        loss = batch_loss(model, chat, [phase.trace(rng, known) for _ in range(BATCH)])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for each in (*optimizers, *schedules):
@@ -140,7 +147,7 @@ def train(model: transformers.PreTrainedModel, chat: Chat, phase: Phase, seed: i
 PHASES = (
     Phase("clean first turns", steps=150, muon=0.02, adamw=3e-3, first_turn_only=True),
     Phase("clean traces", steps=500, muon=0.02, adamw=3e-3),
-    Phase("faulty traces", steps=60, muon=2e-3, adamw=1e-3, faulty_share=0.72),
+    Phase("faulty traces", steps=75, muon=1e-3, adamw=1e-3, faulty=True),
 )
 
 
@@ -149,14 +156,14 @@ def load_tasks(path: Path, limit: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
 
 
-def load_codes(path: Path) -> dict[str, int]:
-    """Names and codes of a corpus."""
-    documents = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {document["title"]: int(document["text"].rsplit(" ", 1)[1]) for document in documents}
-
-
 def accuracy(
-    model: transformers.PreTrainedModel, chat: Chat, *, temperature: float, tools: bool = True, limit: int = 400, seed: int = 0
+    model: transformers.PreTrainedModel,
+    chat: Chat,
+    *,
+    temperature: float,
+    tools: bool = True,
+    limit: int = 400,
+    seed: int = 0,
 ) -> dict[str, float]:
     """Share of held-out tasks answered exactly, per kind and for `all`."""
     tasks = load_tasks(EVAL_TASKS, limit)
@@ -164,7 +171,7 @@ def accuracy(
         model,
         chat,
         [task["messages"][0]["content"] for task in tasks],
-        LocalTools(load_codes(CORPUS), available=tools),
+        LocalTools(CORPUS, available=tools),
         temperature=temperature,
         generator=torch.Generator().manual_seed(seed),
     )
@@ -198,7 +205,7 @@ def warm_start(out: Path, seed: int) -> None:
     say(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     for phase in PHASES:
         train(model, chat, phase, seed)
-        if phase is not PHASES[-1]:
+        if phase is PHASES[-2]:
             report(model, chat, f"after {phase.name}")
     model = model.to(torch.bfloat16)
     model.generation_config = transformers.GenerationConfig(
