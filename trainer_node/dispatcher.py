@@ -139,11 +139,11 @@ class Dispatcher:
             raise
 
     async def wait_for_nodes(self, timeout_s: float, on_wait: Callable[[str], None]) -> None:
-        """Until one node is connected and serves. Raises NodeError (EXIT_UNAVAILABLE) naming each address."""
+        """Until one node is connected; it serves after its first sync. Raises NodeError (EXIT_UNAVAILABLE)."""
         told = self._clock() - WAIT_MESSAGE_EVERY_S + WAIT_MESSAGE_FIRST_S
         try:
             async with asyncio.timeout(timeout_s):
-                while not any(node.connected and node.serving for node in self._core.nodes.values()):
+                while not any(node.connected for node in self._core.nodes.values()):
                     await self._next_change(WAIT_MESSAGE_FIRST_S)
                     if self._clock() - told >= WAIT_MESSAGE_EVERY_S:
                         told = self._clock()
@@ -192,6 +192,8 @@ class Dispatcher:
         """These members have proven that they serve this run's weights: only they get trajectories."""
         for node in self._core.nodes.values():
             node.synced = node.member in members
+            # Its proof said so; its next Load will, or will not.
+            node.serving = node.serving or node.synced
         if all(node.synced or not node.connected for node in self._core.nodes.values()):
             self.joined.clear()
         self._wake.set()
@@ -439,8 +441,7 @@ class Dispatcher:
     def _why_none(self) -> str:
         reasons = []
         for address, node in self._core.nodes.items():
-            why = "it does not serve yet" if node.connected else self._streams[address].why_not
-            reasons.append(f"{address} ({why})")
+            reasons.append(f"{address} ({'connected' if node.connected else self._streams[address].why_not})")
         return ", ".join(reasons)
 
     def _notify(self) -> None:

@@ -55,9 +55,10 @@ class Evaluator:
         slots = asyncio.Semaphore(settings.in_flight)
         samples: list[Sample] = []
         masked = 0
+        reason = ""
 
         async def one(task: Task) -> None:
-            nonlocal masked
+            nonlocal masked, reason
             async with slots:
                 for _ in range(1 + settings.max_refills):
                     result = await self._sampler.sample(
@@ -72,6 +73,7 @@ class Evaluator:
                         samples.append(result)
                         break
                     masked += 1
+                    reason = result.reason
                 self.done += 1
 
         try:
@@ -86,7 +88,10 @@ class Evaluator:
                 EXIT_UNAVAILABLE,
             ) from None
         if not samples:
-            raise NodeError(f"the evaluation {name} has no sample to score: all {masked} were masked", EXIT_UNAVAILABLE)
+            raise NodeError(
+                f"the evaluation {name} has no sample to score: all {masked} were masked, the last because {reason}",
+                EXIT_UNAVAILABLE,
+            )
         result = summarise(name, samples, masked, settings.success_reward, time.monotonic() - begun)
         if tools:
             metrics.EVAL_ACCURACY.set(result.accuracy)

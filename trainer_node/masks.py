@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 MAX_PROMPTS = 4096
+MAX_CAUSES = 64
 
 
 class MaskTally:
@@ -22,6 +23,7 @@ class MaskTally:
         self.by_prompt: Counter[str] = Counter()
         self.samples_by_kind: Counter[str] = Counter()
         self.last_reason = ""
+        self.reasons: dict[str, str] = {}  # the last of each cause
         self._share_limit = share_limit
         self._min_samples = min_samples
         self._recent: deque[bool] = deque(maxlen=window)
@@ -49,6 +51,8 @@ class MaskTally:
         if task_id in self.by_prompt or len(self.by_prompt) < MAX_PROMPTS:
             self.by_prompt[task_id] += 1
         self.last_reason = reason
+        if cause in self.reasons or len(self.reasons) < MAX_CAUSES:
+            self.reasons[cause] = reason
         self._recent.append(True)
 
     def too_many(self) -> str | None:
@@ -70,6 +74,7 @@ class MaskTally:
         """For the summary: per cause, tool, kind of task, and the prompts that were hit most."""
         return {
             "by_cause": dict(self.by_cause),
+            "reasons": dict(self.reasons),
             "by_tool": dict(self.by_tool),
             "share_by_kind": {kind: self.by_kind[kind] / total for kind, total in sorted(self.samples_by_kind.items())},
             "prompts": dict(self.by_prompt.most_common(20)),

@@ -95,7 +95,8 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
         kind = event.WhichOneof("event")
         if kind == "hello":
             self.hellos.append(event.hello)
-            load = pb.RunResponse.Load(serving=True)
+            # As a real node: without proven weights it serves nothing, and the proof itself tells that it does.
+            load = pb.RunResponse.Load(serving=False)
             self.send(
                 welcome=pb.RunResponse.Welcome(
                     node_id="scripted",
