@@ -14,6 +14,7 @@ from node_runtime.keys import CallKey, InvalidKey, args_sha256
 from tool_gateway.backends import Backend
 from tool_gateway.catalogue import Tool
 from tool_gateway.ledger import CallRecord
+from tool_gateway.metrics import CALLS_IN_FLIGHT
 from tool_gateway.policy import ToolTraits
 from tool_gateway.settings import LimitSettings, TimeoutSettings
 
@@ -43,6 +44,8 @@ class Call:
     instance_id: str = ""
     queued_s: float = 0.0
     run_s: float = 0.0
+    counted_as: str | None = None
+    """The label under which the call counts as in flight now."""
     waiting_for: str = ""
     cancelled: str | None = None
     release_when_done: bool = False
@@ -60,6 +63,14 @@ class Call:
     def tool_label(self) -> str:
         """For metrics: a name the model made up must not become a label."""
         return self.tool.spec.name if self.tool is not None else "unknown"
+
+    def count_in_flight(self, label: str | None) -> None:
+        """Count the call under this label (None: no longer), and not under the one before."""
+        if self.counted_as is not None:
+            CALLS_IN_FLIGHT.labels(tool=self.counted_as).dec()
+        self.counted_as = label
+        if label is not None:
+            CALLS_IN_FLIGHT.labels(tool=label).inc()
 
     @property
     def resent(self) -> bool:

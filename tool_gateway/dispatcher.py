@@ -23,7 +23,7 @@ from tool_gateway.driver import Driver
 from tool_gateway.hub import Attached, SessionHub
 from tool_gateway.ledger import CallRecord, Conflict, Created, Ending, Exists, Fenced, Full, Gone, LedgerStore
 from tool_gateway.ledger.store import Creation
-from tool_gateway.metrics import CALL_DURATION, CALLS, CALLS_IN_FLIGHT
+from tool_gateway.metrics import CALL_DURATION, CALLS
 from tool_gateway.policy import cut_output
 from tool_gateway.settings import GatewaySettings
 
@@ -198,8 +198,7 @@ class Dispatcher:
         attached.calls.add(key)
         self._idle.clear()
         self._accept(attached, call, joined=False)
-        label = call.start.tool if call.start.tool in self._backends.tools else "unknown"
-        CALLS_IN_FLIGHT.labels(tool=label).inc()
+        call.count_in_flight(call.tool_label)
         try:
             try:
                 if call.cancelled is not None:
@@ -215,7 +214,7 @@ class Dispatcher:
                 )
             await self._finish(call, final)
         finally:
-            CALLS_IN_FLIGHT.labels(tool=label).dec()
+            call.count_in_flight(None)
 
     def _join(self, attached: Attached, asking: Call, record: CallRecord, previous: str) -> None:
         key = record.key

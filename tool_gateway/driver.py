@@ -109,6 +109,7 @@ class Driver:
         if tool.spec.visibility in _GRADERS_ONLY and not call.start.grader:
             return self._unknown(call)
         call.tool = tool
+        call.count_in_flight(call.tool_label)
         problem = tool.validator.check(call.start.args_json)
         if problem is None:
             return None
