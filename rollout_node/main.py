@@ -80,10 +80,14 @@ async def _serve_with(
     server.register(SERVICE)
     server.register(WEIGHT_SERVICE)
     handed_over = False
+
+    def tell_health(serving: bool, _why_not: str) -> None:
+        server.set_serving(SERVICE, serving)
+
     running = asyncio.create_task(loop.run(), name="node loop")
     try:
         port = await server.start()
-        engine.on_serving.append(lambda serving, _: server.set_serving(SERVICE, serving))
+        engine.on_serving.append(tell_health)
         await server.set_serving(SERVICE, engine.serving)
         lifetime.ready(
             port=port, metrics_port=metrics_port, node_id=node_id, model=settings.model, serving=engine.serving
@@ -99,6 +103,8 @@ async def _serve_with(
         log.info("leaving: turns may end, the rest is handed over", seconds=grace, open=len(loop.books))
         handed_over = await servicer.leave(grace)
     finally:
+        if tell_health in engine.on_serving:
+            engine.on_serving.remove(tell_health)
         # The client before the loop: a task of the loop that is cancelled would cancel its call at the tool.
         await gateways.close(keep_calls=handed_over)
         running.cancel()

@@ -1,8 +1,8 @@
 """A model folder that calls the tool `work` in every turn, whatever it is asked: real weights, known behaviour.
 
 Attention and MLP add nothing to the residual stream, so the next token depends on the last one alone, and the head
-holds one chain: line break → <tool_call> → the call → </tool_call> → <|im_end|>. The logits of the chain lie so far above
-all others that sampling at temperature 1 follows it too. Invariant: a turn is exactly `TURN_TOKENS` long.
+holds one chain: line break → <tool_call> → the call → </tool_call> → <|im_end|>. Its logits lie so far above all others
+that sampling at temperature 1 follows it too. Invariant: a turn is exactly `TURN_TOKENS` long.
 """
 
 from __future__ import annotations

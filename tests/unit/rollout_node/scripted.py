@@ -64,6 +64,7 @@ class Request:
     sampling: SamplingSpec
     priority: int
     given: deque[int]
+    out: list[int] = field(default_factory=list)  # sampled so far
     open: bool = True
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     error: EngineError | None = None
@@ -145,6 +146,7 @@ class ScriptedEngine:
                     return
                 tokens = [script.popleft() for _ in range(min(self.chunk, len(script), sampling.max_tokens - count))]
                 count += len(tokens)
+                request.out.extend(tokens)
                 self.generated += len(tokens)
                 stopped = tokens[-1] == STOP
                 reason = "stop" if stopped else "length" if count >= sampling.max_tokens or not script else None
