@@ -35,12 +35,14 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
         self.cancels: list[str] = []
         self.acks: list[pb.RunRequest.AckSnapshot] = []
         self.happened = asyncio.Condition()
+        self._welcomed = False
         self._out: asyncio.Queue[Event | None] | None = None
         self._server: grpc.aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, port: int = 0) -> str:
         self.incarnation = f"incarnation-{next(_incarnations)}"
+        self._welcomed = False
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         rollout_pb2_grpc.add_RolloutNodeServiceServicer_to_server(self, self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
@@ -65,6 +67,18 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
     def send(self, **event: object) -> None:
         if self._out is not None:
             self._out.put_nowait(Event(**event))
+
+    def keep_talking(self, every_s: float) -> None:
+        """Load events, as a real node sends them."""
+
+        async def talk() -> None:
+            while True:
+                self.send(load=pb.RunResponse.Load(serving=True))
+                await asyncio.sleep(every_s)
+
+        task = asyncio.ensure_future(talk())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s), self.happened:
@@ -95,8 +109,9 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
         kind = event.WhichOneof("event")
         if kind == "hello":
             self.hellos.append(event.hello)
-            # As a real node: without proven weights it serves nothing, and the proof itself tells that it does.
-            load = pb.RunResponse.Load(serving=False)
+            # As a real node: a new process has no proven weights and serves nothing; the proof itself tells that it does.
+            load = pb.RunResponse.Load(serving=self._welcomed)
+            self._welcomed = True
             self.send(
                 welcome=pb.RunResponse.Welcome(
                     node_id="scripted",

@@ -358,7 +358,8 @@ async def test_a_silent_node_is_taken_for_dead():
         pass
 
     silent, other = await started(say_nothing, answer_at_once)
-    async with dispatching(silent, other, silence_timeout_s=0.3, reconnect_grace_s=0.0001) as dispatcher:
+    other.keep_talking(0.05)
+    async with dispatching(silent, other, silence_timeout_s=1.0, reconnect_grace_s=0.0001) as dispatcher:
         dispatcher.synced([member(dispatcher, silent)])
         run = asyncio.create_task(dispatcher.run(start(), deadline_s=10))
         await silent.until(lambda: silent.starts)
