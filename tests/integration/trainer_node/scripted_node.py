@@ -109,7 +109,7 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
         kind = event.WhichOneof("event")
         if kind == "hello":
             self.hellos.append(event.hello)
-            # As a real node: a new process has no proven weights and serves nothing; the proof itself tells that it does.
+            # As a real node: a new process has no proven weights and serves nothing; the proof tells when it does.
             load = pb.RunResponse.Load(serving=self._welcomed)
             self._welcomed = True
             self.send(
