@@ -134,6 +134,7 @@ def test_every_result_reaches_the_client_in_order_within_the_window(steps: list[
             made.ack(seen)
             acked = seen
             sent_sizes.clear()
+    made.ack(seen)
     while made.ready:
         for event in made.take(FRAME):
             assert event.result.seq == seen + 1
