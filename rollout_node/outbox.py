@@ -1,7 +1,7 @@
 """Events on their way to the trainer, and the ends it has not yet acknowledged.
 
-Invariant: per trajectory at most one answer (Accepted, Rejected) and one state (Parked, Finished, Failed, HandedOver)
-wait here, the newest: a newer state says all that an unsent older one did, because snapshots are deltas on what was
+Invariant: per trajectory at most one Accepted, one Rejected and one state (Parked, Finished, Failed, HandedOver) wait
+here, the newest: a newer state says all that an unsent older one did, because snapshots are deltas on what was
 acknowledged and not on what was sent. So the size is bounded by the number of trajectories, whoever reads slowly.
 Ends stay in `kept` until acknowledged (bounded, oldest first out), to be sent again over a new stream.
 """
@@ -38,7 +38,7 @@ class Outbox:
     def put(self, event: Event) -> None:
         kind = event.WhichOneof("event")
         trajectory = "" if kind in ("load", "welcome") else getattr(event, kind).trajectory_id
-        slot = "answer" if kind in _ANSWERS else kind if not trajectory else "state"
+        slot = kind if kind in _ANSWERS or not trajectory else "state"
         self._waiting.pop((trajectory, slot), None)  # to the end: order of the newest
         self._waiting[(trajectory, slot)] = event
         if kind in _ENDS:
@@ -99,7 +99,7 @@ class Outbox:
         """The trajectory is taken up again: nothing said of it before matters."""
         self._kept.pop(trajectory_id, None)
         self._note_settled()
-        for slot in ("answer", "state"):
+        for slot in (*_ANSWERS, "state"):
             self._waiting.pop((trajectory_id, slot), None)
         if not self._waiting:
             self._filled.clear()

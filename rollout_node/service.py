@@ -30,12 +30,12 @@ _HELLO_S = 10.0
 _CATALOGUE_S = 5.0  # Welcome waits so long for a gateway to tell its tools
 _CATALOGUE_TICK_S = 0.02
 # Events that may wait for a slow trainer before its requests are no longer read.
-_EVENTS_PER_TRAJECTORY = 2
+_EVENTS_PER_TRAJECTORY = 3
 _EVENTS_SLACK = 1024
 
 log = get_logger("rollout_node.service")
 
-Context = grpc.aio.ServicerContext  # type: ignore[type-arg]
+Context = grpc.aio.ServicerContext[pb.RunRequest, pb.RunResponse]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,9 @@ class RolloutNodeServicer(rollout_pb2_grpc.RolloutNodeServiceServicer):
         bound = settings.admission.max_trajectories
         self._most_events = _EVENTS_PER_TRAJECTORY * bound + _EVENTS_SLACK
 
-    async def Run(self, request_iterator: AsyncIterator[pb.RunRequest], context: Context) -> None:
+    async def Run(  # type: ignore[override]  # the stub knows generators only; grpc.aio takes this form too
+        self, request_iterator: AsyncIterator[pb.RunRequest], context: Context
+    ) -> None:
         hello, rest = await self._read_hello(request_iterator, context)
         session = await self._take_over(hello, context)
         reason = "the stream was cut"
@@ -244,7 +246,7 @@ class RolloutNodeServicer(rollout_pb2_grpc.RolloutNodeServiceServicer):
                 self._loop.drain(event.drain.deadline_ms / 1000)
             case other:
                 # A newer trainer's event, or a second Hello: nothing of ours depends on it.
-                log.warning("an event was not understood", event=other or "unknown")
+                log.warning("an event was not understood", kind=other or "unknown")
 
 
 async def _abort(context: Context, code: grpc.StatusCode, sentence: str) -> NoReturn:

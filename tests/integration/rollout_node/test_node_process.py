@@ -79,6 +79,7 @@ async def test_outcomes_follow_the_table(setup: Setup) -> None:
         await trainer.say(start=start("fails", context={"error": "no such file"}))
         await trainer.say(start=start("late", context={"seconds": "60"}, deadline_ms=2500))
         await trainer.say(start=start("unknown", tools=["nope"]))
+        await trainer.say(hello=pb.RunRequest.Hello(run_id="run", epoch=2))  # a second one disturbs nothing
         await trainer.say(start=start("cancelled", context={"seconds": "60"}))
         finished = (await trainer.end("fails")).finished
         assert finished.calls[0].outcome == tool_pb2.OUTCOME_TOOL_ERROR
