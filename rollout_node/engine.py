@@ -79,6 +79,7 @@ class Engine:
     """One vLLM `AsyncLLM`. Made by `start`; `close` ends its processes."""
 
     def __init__(self, built: engine_build.Built, settings: EngineSettings) -> None:
+        self._built = built
         self._llm = built.llm
         self._counters = built.counters
         self._settings = settings
@@ -268,8 +269,8 @@ class Engine:
         self._dead = self._dead or "the rollout node is shutting down"
         self._ended.set()
         self.refuse(self._dead)
-        llm, self._llm = self._llm, None
-        await engine_build.shutdown(llm)
+        self._llm = None
+        await engine_build.shutdown(self._built)
 
     def _salted(self, cache_salt: str | None) -> str | None:
         if self._salt is None or cache_salt is None:

@@ -7,6 +7,7 @@ Invariant: vLLM is imported only after `engine_env.prepare_environment` has run,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pydantic
 
 from node_runtime.errors import EXIT_USAGE, NodeError
@@ -42,6 +44,7 @@ class Built:
     counters: Counters
     model_hash: str
     transfer_backends: tuple[str, ...]
+    processes: list[psutil.Process]
 
     def sentinels(self) -> list[int]:
         """Descriptors that become readable when a process of the engine ends."""
@@ -82,7 +85,14 @@ def _build(settings: EngineSettings) -> Built:
         )
     except (ValueError, TypeError, RuntimeError, OSError) as error:
         raise NodeError(f"vLLM could not start with model {settings.model!r}: {_reason(error)}") from error
-    return Built(llm, counters, _model_hash(llm.model_config.hf_config), backends)
+    return Built(llm, counters, _model_hash(llm.model_config.hf_config), backends, _processes(llm))
+
+
+def _processes(llm: Any) -> list[psutil.Process]:
+    """The engine's core processes here, and their workers."""
+    manager = llm.engine_core.resources.engine_manager
+    cores = [psutil.Process(process.pid) for process in getattr(manager, "processes", ()) if process.pid]
+    return [*cores, *(worker for core in cores for worker in core.children(recursive=True))]
 
 
 def _reason(error: Exception) -> str:
@@ -153,18 +163,17 @@ def _model_hash(config: Any) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
 
 
-async def shutdown(llm: Any) -> None:
-    """Ends vLLM and waits until its processes are gone."""
-    manager = llm.engine_core.resources.engine_manager
-    processes = list(getattr(manager, "processes", ()))
+async def shutdown(built: Built) -> None:
+    """Ends vLLM and waits until its processes are gone, also those whose own parent was killed."""
+    llm = built.llm
     await asyncio.to_thread(llm.shutdown)
     # vLLM's finaliser shuts down once more; as late as the interpreter's end that only prints an error.
     llm.shutdown = lambda timeout=None: None
-    for process in processes:
-        await asyncio.to_thread(process.join, 10.0)
-        if process.is_alive():
+    _, alive = await asyncio.to_thread(psutil.wait_procs, built.processes, timeout=5.0)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-            await asyncio.to_thread(process.join, 10.0)
+    await asyncio.to_thread(psutil.wait_procs, alive, timeout=10.0)
 
 
 def sampling_params(spec: SamplingSpec) -> Any:

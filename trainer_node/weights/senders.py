@@ -81,9 +81,10 @@ class NcclSender:
     backend = pb.TRANSFER_BACKEND_NCCL
     buffers = NCCL_BUFFERS
 
-    def __init__(self, host: str, *, bucket_bytes: int = weight_wire.DEFAULT_BUCKET_BYTES):
+    def __init__(self, host: str, device: int, *, bucket_bytes: int = weight_wire.DEFAULT_BUCKET_BYTES):
         self.host = host
         self.bucket_bytes = bucket_bytes
+        self._device = device
         with socket.create_server((host, 0)) as free:
             self.port = int(free.getsockname()[1])
         self._group: Any = None
@@ -91,11 +92,13 @@ class NcclSender:
     def join(self, world_size: int, timeout_s: float) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
+        torch.accelerator.set_device_index(self._device)  # the current device is a thread's own
         self._group = trainer_init({"master_address": self.host, "master_port": self.port, "world_size": world_size})
 
     def send(self, metas: Sequence[TensorMeta], tensors: NamedTensors, timeout_s: float) -> list[bytes]:
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
+        torch.accelerator.set_device_index(self._device)
         digests: list[bytes] = []
 
         def noted(item: tuple[str, torch.Tensor]) -> torch.Tensor:

@@ -58,6 +58,8 @@ class WeightSync:
         self._members = {node: NodeControl(node, channel) for node, channel in channels.items()}
         self._group: TransferGroup | None = None
         self._generation = 0
+        # Sending happens in threads, which begin on device 0.
+        self._device = torch.accelerator.current_device_index() if options.backend == "nccl" else -1
 
     @classmethod
     async def open(
@@ -287,7 +289,7 @@ class WeightSync:
         options = self._options
         if options.backend == "gloo":
             return senders.GlooSender(options.host, bucket_bytes=options.bucket_bytes)
-        return senders.NcclSender(options.host, bucket_bytes=options.bucket_bytes)
+        return senders.NcclSender(options.host, self._device, bucket_bytes=options.bucket_bytes)
 
     def _drop_group(self) -> None:
         if self._group is not None:
