@@ -19,7 +19,8 @@ from fermata_cli.cluster.plan import ProcessSpec
 from fermata_cli.text import printable
 from node_runtime.errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 
-_LEFTOVERS_S = 2.0
+_LEFTOVERS_S = 3.0
+_STARTING_S = 4.0
 _TAIL_BYTES = 16_384
 _LINE_BYTES = 1 << 20
 
@@ -109,16 +110,19 @@ class Child:
         return "".join(f": {word}" if at == 0 else f"\n  {word}" for at, word in enumerate(words))
 
     async def stop(self, grace_s: float) -> bool:
-        """SIGTERM, then after `grace_s` SIGKILL to all that is left. False where it had to be killed."""
+        """SIGTERM, then after `grace_s` SIGKILL to all that is left. False where a process that was up had to be killed."""
         self.stopping = True
         orderly = True
         if not self.ended.done():
             self._signal(signal.SIGTERM)
-            await asyncio.wait((self.ended,), timeout=grace_s)
-            orderly = self.ended.done()
-        if orderly:
-            orderly = await self._group_ends(_LEFTOVERS_S)
-        if not orderly:
+            # Who is not up yet has nothing to hand over, and an engine that loads takes no heed of signals.
+            await asyncio.wait((self.ended,), timeout=grace_s if self.ready else min(grace_s, _STARTING_S))
+            if not self.ended.done():
+                orderly = not self.ready
+                # Only the process itself: its helpers notice, and clean up what it shared with them.
+                self._process.kill()
+        if not await self._group_ends(_LEFTOVERS_S):
+            orderly = False
             self.kill()
         await self.ended
         if self._output is not None:

@@ -39,7 +39,7 @@ class ClusterSettings(Section):
     gateway_restarts: int = Field(3, ge=0, description="how often a gateway that died is started again")
     bind_cores: bool = Field(True, description="on CPUs give each engine a core of its own")
     start: StartSettings = StartSettings()
-    stop_grace_s: PositiveFloat = Field(12.0, description="after SIGTERM; then what is left is killed")
+    stop_grace_s: PositiveFloat = Field(20.0, description="after SIGTERM; then what is left is killed")
 
     @model_validator(mode="after")
     def _names_once(self) -> Self:
