@@ -151,6 +151,8 @@ class Attempts:
         record_span(self._spans, call, "tool-run", since, outcome, call.attempts)
         if isinstance(decision, Done):
             return decision.final
+        if shown.started != tool_pb2.STARTED_NO:
+            call.unproven = True
         if not call.traits.idempotent:
             call.started = tool_pb2.STARTED_NO  # proven, or the policy would not have said Retry
         _log.info(

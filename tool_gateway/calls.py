@@ -29,6 +29,8 @@ class Call:
     start: CallStart
     digest: bytes
     received_at: float
+    stamped_after: float
+    """The client stamped `start.age_ms` after this: the call may have lain in the stream since."""
     deadline_at: float
     tenant: str
     session_id: str
@@ -52,6 +54,8 @@ class Call:
     finished: bool = False
     started: tool_pb2.Started = tool_pb2.STARTED_NO
     """What is known of the tool having begun, by any attempt."""
+    unproven: bool = False
+    """An attempt, ours or one of another gateway, ended without proof that it had not started."""
     only: tuple[str, str] | None = field(default=None)
     """After a takeover: the one (address, instance) where the call may start."""
 

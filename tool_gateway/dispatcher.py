@@ -77,6 +77,7 @@ class Dispatcher:
             start=start,
             digest=digest,
             received_at=now,
+            stamped_after=attached.welcomed_at,
             deadline_at=now + total_s - margin_s(total_s, self._settings.timeouts),
             tenant=attached.session.tenant,
             session_id=attached.session.session_id,

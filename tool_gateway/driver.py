@@ -17,7 +17,7 @@ from tool_gateway.backends import Backends, InstanceReplaced, Lease, NoSuchTool
 from tool_gateway.calls import Call
 from tool_gateway.catalogue import unknown_tool_sentence
 from tool_gateway.ledger import LedgerStore
-from tool_gateway.policy import timeout_final
+from tool_gateway.policy import timeout_final, vouch
 from tool_gateway.settings import GatewaySettings
 from tool_gateway.takeovers import Takeovers
 
@@ -46,7 +46,7 @@ class Driver:
         """The call's Final. Cancelled from outside, it leaves ``call.at`` to whoever cancelled."""
         try:
             async with asyncio.timeout_at(call.deadline_at) as deadline:
-                return await self._run(call)
+                return vouch(await self._run(call), unproven=call.unproven)
         except TimeoutError:
             if not deadline.expired():
                 raise

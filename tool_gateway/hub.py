@@ -26,6 +26,8 @@ class Attached:
     """Something may have become ready to send."""
     end: Callable[[Goodbye], None] = lambda goodbye: None
     """End the present stream with this."""
+    welcomed_at: float = 0.0
+    """When Welcome was handed to the present stream: what the client stamps on it, it stamps later (loop time)."""
     unaccepted: int = 0
     streaming: bool = False
     calls: set[str] = field(default_factory=set)

@@ -197,6 +197,19 @@ def normalise(final: tool_pb2.Final, traits: ToolTraits) -> tool_pb2.Final:
     return out
 
 
+def vouch(final: tool_pb2.Final, *, unproven: bool) -> tool_pb2.Final:
+    """The call's Final, of its last attempt's: NOT_STARTED speaks for every attempt, or it is INDETERMINATE."""
+    if not unproven or final.started != tool_pb2.STARTED_NO:
+        return final
+    if final.outcome != tool_pb2.OUTCOME_NOT_STARTED:
+        out = tool_pb2.Final()
+        out.CopyFrom(final)
+        out.started = tool_pb2.STARTED_UNKNOWN
+        return out
+    detail = f"an earlier attempt may have started; of the last one: {final.detail}"
+    return make_final(tool_pb2.OUTCOME_INDETERMINATE, detail=detail, started=tool_pb2.STARTED_UNKNOWN)
+
+
 def cut_output(final: tool_pb2.Final, max_bytes: int) -> tool_pb2.Final:
     """The Final with at most `max_bytes` of output; a cut one says so, and keeps the size of the whole."""
     size = sum(_part_bytes(part) for part in final.parts) + len(final.structured_json)

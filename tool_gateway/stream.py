@@ -152,6 +152,7 @@ class AttachStream:
                 welcome.welcome.known_calls_truncated = True
                 break
             welcome.welcome.known_calls.append(record.key)
+        attached.welcomed_at = asyncio.get_running_loop().time()
         attached.say(welcome)
         attached.say(ServerFrame.Event(catalogue=catalogue()))
         if self._dispatcher.draining:

@@ -2,8 +2,9 @@
 
 The rule (gateway.proto, CallStart.resend): a call joins where it is found. It is started anew only at one instance, and
 only once every other instance of the tool's pools has laid a tombstone, every instance asked (the chosen one too) has
-been up for longer than the call is old, so that no predecessor at its address can have run it, and the instance that
-was last heard of is among them. Else INDETERMINATE.
+been up for longer than the call is old and remembers keys for longer than that, so that neither a predecessor at its
+address can have run the call nor itself have forgotten it, and the instance that was last heard of is among them.
+Else INDETERMINATE.
 
 Invariant: whatever two gateways decide at the same time, a tool that is not idempotent starts at most once for the key.
 """
@@ -29,12 +30,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class NotThere:
-    """The key is unknown there. `uptime_s` was read together with the tombstone, `age_s` when the answer came."""
+    """The key is unknown there. `uptime_s` was read together with the tombstone, `age_s` when the answer came.
+
+    `retention_s`: for how long the instance promises to remember a key.
+    """
 
     instance_id: str
     tombstoned: bool
     uptime_s: float
     age_s: float
+    retention_s: float
     expired: bool = False
 
 
@@ -109,6 +114,11 @@ def decide(
                 )
             case NotThere(expired=True):
                 return Undecidable(f"the call was run at {suspect.address}, which no longer holds its result")
+            case NotThere(age_s=age_s, retention_s=retention_s) if age_s + margin_s >= retention_s:
+                return Undecidable(
+                    f"the call was first sent {age_s:.1f} s ago and the backend at {suspect.address} remembers keys "
+                    f"for {retention_s:.1f} s: it may have run the call and forgotten it"
+                )
             case NotThere(instance_id=instance_id, tombstoned=tombstoned, uptime_s=uptime_s, age_s=age_s):
                 instances.add(instance_id)
                 if not tombstoned and suspect.address != chosen:

@@ -20,7 +20,7 @@ from tool_gateway.takeover import Answer, Found, Join, Start, Suspect, Undecidab
 
 _log = get_logger(__name__)
 MARGIN_S = 0.25
-"""An instance must have been up this much longer than the call is old: the age travelled while clocks ticked."""
+"""An instance must have been up this much longer than the call is old: clocks of two machines tick unequally."""
 
 
 class Takeovers:
@@ -34,6 +34,7 @@ class Takeovers:
         """A Final (INDETERMINATE), the backend to join the call at, or None: start it (at `call.only` if set)."""
         join_only = call.start.mode == CallStart.MODE_JOIN_ONLY
         call.attempts = call.start.last_attempt
+        call.unproven = True
         if call.traits.idempotent and not join_only:
             return None
         call.started = tool_pb2.STARTED_UNKNOWN
@@ -62,6 +63,7 @@ class Takeovers:
             case Start(address, instance_id):
                 call.only = (address, instance_id)
                 call.started = tool_pb2.STARTED_NO
+                call.unproven = False
                 return None
 
     async def _ask_all(
@@ -93,7 +95,7 @@ class Takeovers:
             args_sha256=call.digest,
             tombstone=not join_only and backend.address != chosen,
             timeout_s=self._settings.timeouts.control_s,
-            age_s=lambda: call.start.age_ms / 1000 + (loop.time() - call.received_at),
+            age_s=lambda: call.start.age_ms / 1000 + (loop.time() - call.stamped_after),
         )
 
 

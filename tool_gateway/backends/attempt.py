@@ -86,7 +86,12 @@ async def ask(
                 if response.WhichOneof("result") == "absent":
                     absent = response.absent
                     return NotThere(
-                        absent.instance_id, absent.tombstoned, absent.uptime_ms / 1000, age_s(), absent.expired
+                        absent.instance_id,
+                        absent.tombstoned,
+                        uptime_s=absent.uptime_ms / 1000,
+                        age_s=age_s(),
+                        retention_s=backend.retention_s,
+                        expired=absent.expired,
                     )
                 return Found()
             return Unreachable("it ended Attach without an answer")

@@ -82,6 +82,11 @@ class Backend:
     def features(self) -> frozenset[str]:
         return frozenset(self.described.features) if self.described is not None else frozenset()
 
+    @property
+    def retention_s(self) -> float:
+        """For how long a key is remembered there; one that declares nothing promises nothing."""
+        return self.described.journal.retention_ms / 1000 if self.described is not None else 0.0
+
     def spec(self, tool: str) -> tool_pb2.ToolSpec | None:
         if self.described is None:
             return None

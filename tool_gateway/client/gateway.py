@@ -31,6 +31,8 @@ from tool_gateway.client.types import CallOptions, ClientOptions, OnEvent, Pendi
 _log = get_logger(__name__)
 ClientFrame = gateway_pb2.ClientFrame
 ServerFrame = gateway_pb2.ServerFrame
+_STATUS_S = 0.5
+"""How long the status of an ended stream may take to arrive after a write has failed."""
 _GOODBYE_S = 1.0
 _REMIND_S = 10.0
 
@@ -298,6 +300,9 @@ class ToolGateway:
         welcomed, wait_s = False, 0.0
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not writer.cancelled() and writer.exception() is not None:
+                # A write to a stream that has ended fails without saying why; the reader hears the status.
+                await asyncio.wait((reader,), timeout=_STATUS_S)
             welcomed = state.welcomed
             if reader.done() and not reader.cancelled() and reader.exception() is None:
                 wait_s = reader.result()

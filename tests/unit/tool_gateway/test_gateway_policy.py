@@ -27,6 +27,7 @@ from tool_gateway.policy import (
     cut_output,
     normalise,
     timeout_final,
+    vouch,
 )
 from tool_gateway.settings import RetrySettings
 
@@ -156,3 +157,18 @@ def test_what_cannot_be_split_is_left_out_of_a_cut_output() -> None:
     cut = cut_output(final, 10)
     assert (len(cut.parts), cut.truncated, cut.total_bytes, cut.structured_json) == (0, True, 999, b"{}")
     assert cut_output(final, 1).structured_json == b""
+
+
+def test_not_started_speaks_for_every_attempt() -> None:
+    """An idempotent tool: the first attempt was lost, the last refused. It may have started, at the first."""
+    refused = make_final(tool_pb2.OUTCOME_NOT_STARTED, detail="refused", started=tool_pb2.STARTED_NO)
+    assert vouch(refused, unproven=False) is refused
+    doubtful = vouch(refused, unproven=True)
+    assert doubtful.outcome == tool_pb2.OUTCOME_INDETERMINATE
+    assert doubtful.started == tool_pb2.STARTED_UNKNOWN
+    assert "refused" in doubtful.detail
+    full = make_final(tool_pb2.OUTCOME_OVERLOADED, detail="full", started=tool_pb2.STARTED_NO)
+    assert vouch(full, unproven=True).outcome == tool_pb2.OUTCOME_OVERLOADED
+    assert vouch(full, unproven=True).started == tool_pb2.STARTED_UNKNOWN
+    ran = make_final(tool_pb2.OUTCOME_OK, detail="", started=tool_pb2.STARTED_YES)
+    assert vouch(ran, unproven=True) is ran

@@ -23,8 +23,15 @@ A, B, C = Suspect("a", "ia"), Suspect("b", "ib"), Suspect("c", "ic")
 DOWN = Suspect("d", None)
 
 
-def old(instance: str, *, tombstoned: bool = True, uptime_s: float = 100.0, age_s: float = 1.0) -> NotThere:
-    return NotThere(instance, tombstoned, uptime_s, age_s)
+def old(
+    instance: str,
+    *,
+    tombstoned: bool = True,
+    uptime_s: float = 100.0,
+    age_s: float = 1.0,
+    retention_s: float = 600.0,
+) -> NotThere:
+    return NotThere(instance, tombstoned, uptime_s, age_s, retention_s)
 
 
 def ask(
@@ -53,7 +60,10 @@ def test_it_does_not_start_where_anything_is_in_doubt() -> None:
         (fine | {"b": old("ib", uptime_s=1.2)}, "predecessor may have started"),
         (fine | {"a": old("ia", tombstoned=False, uptime_s=0.5)}, "predecessor may have started"),
         (fine | {"b": old("ib", tombstoned=False)}, "no tombstone"),
-        (fine | {"b": NotThere("ib", False, 100, 1, expired=True)}, "no longer holds its result"),
+        (fine | {"b": old("ib", retention_s=1.1)}, "remembers keys for 1.1 s"),
+        (fine | {"b": old("ib", retention_s=0.0)}, "may have run the call and forgotten it"),
+        (fine | {"a": old("ia", tombstoned=False, retention_s=1.1)}, "remembers keys for 1.1 s"),
+        (fine | {"b": NotThere("ib", False, 100, 1, 600, expired=True)}, "no longer holds its result"),
         ({"a": old("ia", tombstoned=False)}, "was not asked"),
     ):
         decision = ask([A, B], answers)
@@ -84,7 +94,7 @@ class _Backend:
         if self.started:
             return Found()
         self.tombstoned |= tombstone
-        return NotThere(instance, self.tombstoned, 100.0, 1.0)
+        return NotThere(instance, self.tombstoned, 100.0, 1.0, 600.0)
 
     def invoke(self) -> bool:
         if not self.started and not self.tombstoned:
