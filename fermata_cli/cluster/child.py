@@ -7,6 +7,7 @@ and a log file of its own; once `stop` or `kill` is done nothing of its group ru
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -110,7 +111,7 @@ class Child:
         return "".join(f": {word}" if at == 0 else f"\n  {word}" for at, word in enumerate(words))
 
     async def stop(self, grace_s: float) -> bool:
-        """SIGTERM, then after `grace_s` SIGKILL to all that is left. False where a process that was up had to be killed."""
+        """SIGTERM, then after `grace_s` SIGKILL to all that is left. False where one that was up had to be killed."""
         self.stopping = True
         orderly = True
         if not self.ended.done():
@@ -120,7 +121,8 @@ class Child:
             if not self.ended.done():
                 orderly = not self.ready
                 # Only the process itself: its helpers notice, and clean up what it shared with them.
-                self._process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
         if not await self._group_ends(_LEFTOVERS_S):
             orderly = False
             self.kill()

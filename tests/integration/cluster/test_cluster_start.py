@@ -51,11 +51,9 @@ def test_a_task_that_names_a_tool_nobody_serves(tmp_path: Path) -> None:
 
 def test_a_model_without_control_tokens(tmp_path: Path) -> None:
     model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    for token in tokenizer["added_tokens"]:
-        token["content"] = token["content"].replace("tool_call", "tool_cry")
-    tokenizer_text = json.dumps(tokenizer).replace("<tool_call>", "<tool_cry>").replace("</tool_call>", "</tool_cry>")
-    (model / "tokenizer.json").write_text(tokenizer_text)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        file = model / name
+        file.write_text(file.read_text().replace("<tool_call>", "<tool_cry>").replace("</tool_call>", "</tool_cry>"))
     code, err = start(tmp_path, f"rollout.model={model}")
     assert code == 2
     assert "<tool_call>" in err
