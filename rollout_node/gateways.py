@@ -1,7 +1,7 @@
 """The gateway clients of a node, one per run.
 
-Invariant: a client lives as long as its run is the node's. A node that leaves after handing trajectories over cuts its
-stream without a final goodbye, so that their calls run on for the next owner.
+Invariant: a client lives as long as its run is the node's. A node that leaves after handing trajectories over says no
+final goodbye, so that their calls run on for the next owner.
 """
 
 from __future__ import annotations
@@ -21,25 +21,13 @@ from tool_gateway.client import ToolGateway
 log = get_logger("rollout_node.gateways")
 
 
-class NodeGateway(ToolGateway):
-    """The library's client, which can also go without ending what it asked for."""
-
-    async def leave(self) -> None:
-        """Cut the stream as a lost connection would: the gateway keeps the calls for its resume window, in which the
-        next owner of the trajectories joins them. What is awaited here ends with the node's own tasks."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.cancel()
-            await asyncio.wait({runner})
-
-
 class RunGateways:
     def __init__(self, addresses: Sequence[str], runtime: RuntimeSettings, node_id: str) -> None:
         self._addresses = tuple(addresses)
         self._runtime = runtime
         self._node_id = node_id
         self._run_id = ""
-        self._client: NodeGateway | None = None
+        self._client: ToolGateway | None = None
         self._lock = asyncio.Lock()
 
     async def of_run(self, run_id: str) -> ToolCaller:
@@ -49,7 +37,7 @@ class RunGateways:
                 await self._client.close()
                 self._client = None
             if self._client is None:
-                client = NodeGateway(self._addresses, runtime=self._runtime, run_id=run_id, node_id=self._node_id)
+                client = ToolGateway(self._addresses, runtime=self._runtime, run_id=run_id, node_id=self._node_id)
                 self._client, self._run_id = await client.__aenter__(), run_id
             return self._client
 

@@ -88,9 +88,12 @@ class Dispatcher:
     def cancel(self, attached: Attached, key: str, reason: str) -> None:
         reason = reason or "the caller cancelled the call"
         call = self.running.get(key)
-        if call is not None and call.key.run_id == attached.session.run_id:
-            self._cancel(call, reason)
-        elif (admitting := self._admitting.get(key)) is not None:
+        if call is not None:
+            if call.session_id == attached.session.session_id:  # else it is another owner's by now
+                self._cancel(call, reason)
+        elif (admitting := self._admitting.get(key)) is not None and (
+            admitting.session_id == attached.session.session_id
+        ):
             admitting.cancelled = reason
 
     async def ack(self, attached: Attached, seq: int) -> None:

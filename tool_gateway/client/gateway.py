@@ -163,6 +163,7 @@ class ToolGateway:
         """
         parsed = CallKey.parse(key) if isinstance(key, str) else key
         options = options or CallOptions()
+        generation = parsed.generation if options.generation is None else options.generation
         start = call_start(parsed, tool, args_json, options)
         waiting = self._waiting.get(start.key)
         if waiting is None:
@@ -172,7 +173,6 @@ class ToolGateway:
             waiting = _Waiting(asyncio.get_running_loop().create_future(), on_event, callers=0)
             self._waiting[start.key] = waiting
             now = self._now()
-            generation = parsed.generation if options.generation is None else options.generation
             self._state.submit(
                 start,
                 now + max(0.0, deadline_s),
@@ -184,6 +184,8 @@ class ToolGateway:
         elif not self._state.same_call(start):
             detail = f"the key {start.key} is in flight for another tool or other arguments"
             return local_result(start, tool_pb2.OUTCOME_KEY_CONFLICT, detail)
+        else:
+            self._state.adopt(start.key, generation)
         waiting.callers += 1
         try:
             return await asyncio.shield(waiting.future)

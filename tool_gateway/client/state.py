@@ -120,6 +120,13 @@ class ClientState:
         held = self._calls[start.key].start
         return held.tool == start.tool and held.args_sha256 == start.args_sha256
 
+    def adopt(self, key: str, generation: int) -> None:
+        """A newer generation of the trajectory waits for the call in flight: sent again, it is sent as that one's."""
+        call = self._calls[key]
+        if generation > call.trajectory[1]:
+            call.trajectory = (call.trajectory[0], generation)
+            call.start.generation = generation
+
     def submit(
         self, start: CallStart, deadline_at: float, trajectory: tuple[str, int], first_sent_at: float | None = None
     ) -> None:

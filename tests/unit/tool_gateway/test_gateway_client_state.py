@@ -383,3 +383,15 @@ def test_every_call_resolves_exactly_once_through_cuts_losses_and_restarts(steps
     assert resolved == dict.fromkeys(submitted, 1)
     assert len(made) == 0
     assert gateway.unacked == {} or not gateway.done
+
+
+def test_a_newer_generation_that_joins_a_call_in_flight_owns_it_when_it_is_sent_again() -> None:
+    made = connected()
+    submit(made, 0)
+    assert [s.generation for s in starts(made.take(0.0))] == [0]
+    made.adopt("run/t/0/0/0", 2)
+    made.adopt("run/t/0/0/0", 1)
+    made.disconnected()
+    made.connect(1.0)
+    made.receive(welcome("i2"), 1.0)
+    assert [s.generation for s in starts(made.take(1.0))] == [2]
