@@ -92,6 +92,8 @@ class Engine:
         self._salt: str | None = None
         self._kept: deque[str] = deque(maxlen=64)  # labels of versions that came in with their predecessor's KV kept
         self._why_not: str | None = None if settings.serve_before_sync else NOT_SYNCED
+        self._life = 0  # counts refusals: no request outlives one
+        self._last_refusal = ""
         self._dead: str | None = None
         self._ended = asyncio.Event()  # set with _dead
         self._closing = False
@@ -152,6 +154,7 @@ class Engine:
         Raises EngineError: the request is not possible (fault CALLER), or the node does not serve (fault INFRA).
         """
         self._require_serving()
+        life = self._life
         if request_id in self._live:
             raise _caller(f"request {request_id!r} is already being generated: ids must be unique among live requests")
         collector = None
@@ -162,7 +165,7 @@ class Engine:
             self._live[request_id] = None  # taken before the first await
             collector = await self._add(request_id, prompt_ids, params, priority, self._salted(cache_salt))
             self._live[request_id] = collector
-            self._require_serving()  # it may have changed while the request was handed over
+            self._require_serving(life)  # it may have changed while the request was handed over
             stop_ids = frozenset(sampling.stop_token_ids)
             position = 0
             while not finished:
@@ -172,7 +175,7 @@ class Engine:
                     position += len(delta.token_ids)
                     while self._proving is not None and version_label(delta.version) == self._proving:
                         await self._proof_over.wait()
-                    self._require_serving()
+                    self._require_serving(life)
                     yield delta
         except engine_build.vllm_errors() as error:
             finished = True
@@ -251,7 +254,9 @@ class Engine:
 
     def refuse(self, reason: str) -> None:
         """Serve nothing from now on: every live request ends with `reason`, new ones are refused."""
+        self._life += 1
         self._set_serving(self._dead or reason)
+        self._last_refusal = self.why_not
         error = EngineError(self.why_not, tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
         for collector in self._live.values():
             if collector is not None:
@@ -328,9 +333,12 @@ class Engine:
         if self._dead is not None:
             raise EngineError(self._dead, tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
 
-    def _require_serving(self) -> None:
+    def _require_serving(self, life: int | None = None) -> None:
+        """With `life`, what began in an earlier one is over even if the node serves again."""
         if self._why_not is not None:
             raise EngineError(self._why_not, tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
+        if life is not None and life != self._life:
+            raise EngineError(self._last_refusal, tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
 
     def _end_proof(self) -> None:
         self._proving = None

@@ -120,6 +120,7 @@ def engine_args(settings: EngineSettings, backend: str) -> dict[str, Any]:
         "skip_tokenizer_init": True,  # ids in, ids out
         "generation_config": "vllm",  # sample as asked, not as the model folder suggests
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "weight_transfer_config": {"backend": backend},
         "worker_extension_cls": "rollout_node.weights.worker.WeightWorkerExtension",
     }
@@ -166,7 +167,8 @@ def _model_hash(config: Any) -> str:
 async def shutdown(built: Built) -> None:
     """Ends vLLM and waits until its processes are gone, also those whose own parent was killed."""
     llm = built.llm
-    await asyncio.to_thread(llm.shutdown)
+    # Its core lets go of everything within a second and then often does not exit by itself.
+    await asyncio.to_thread(llm.shutdown, timeout=3.0)
     # vLLM's finaliser shuts down once more; as late as the interpreter's end that only prints an error.
     llm.shutdown = lambda timeout=None: None
     _, alive = await asyncio.to_thread(psutil.wait_procs, built.processes, timeout=5.0)

@@ -135,7 +135,7 @@ class WeightSyncServicer(weights_pb2_grpc.WeightSyncServiceServicer):
         self.state.left()
         await self._engine.collective("fermata_join", backend, info, timeout_s=_left(end))
         while True:
-            states = await self._engine.collective("fermata_join_state", timeout_s=_left(end))
+            states = await self._engine.collective("fermata_join_state")
             failed = [f"worker {rank}: {why}" for rank, (state, why) in enumerate(states) if state == "failed"]
             if failed:
                 raise StepError(
@@ -145,7 +145,13 @@ class WeightSyncServicer(weights_pb2_grpc.WeightSyncServiceServicer):
                 )
             if all(state == "joined" for state, _ in states):
                 break
-            await asyncio.sleep(min(JOIN_POLL_S, _left(end)))
+            if time.monotonic() >= end:
+                raise StepError(
+                    f"the transfer group at {request.rendezvous_address}:{request.rendezvous_port} was not complete "
+                    "when the deadline passed: its sender or another worker did not come",
+                    tool_pb2.OUTCOME_DEADLINE_EXCEEDED,
+                )
+            await asyncio.sleep(JOIN_POLL_S)
         self.state.joined(request.context)
         response.workers = self._engine.workers
         SYNC_SECONDS.labels("init").observe(time.monotonic() - began)
