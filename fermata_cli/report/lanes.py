@@ -98,8 +98,12 @@ def _lanes(spans: Sequence[Span]) -> list[Lane]:
 
 def is_slow(call: Span) -> bool:
     """Whether the tool itself took long; a busy machine makes every wait long."""
+    return _tool_seconds(call) >= SLOW_S
+
+
+def _tool_seconds(call: Span) -> float:
     run_us = call.attributes.get("run_us")
-    return (run_us / 1e6 if isinstance(run_us, int) else call.end - call.start) >= SLOW_S
+    return run_us / 1e6 if isinstance(run_us, int) else call.end - call.start
 
 
 def _start(span: Span) -> float:
@@ -118,7 +122,9 @@ def _slow_call(lanes: Sequence[Lane]) -> Span | None:
     def worth(pair: tuple[Span, Lane]) -> tuple[bool, int, float]:
         span, lane = pair
         went_on = any(turn.start >= span.end for turn in lane.generations)
-        return went_on, min(ROWS, _turns_meanwhile(lanes, span)), span.end - span.start
+        # Of like ones, that which was held for the tool's sake alone.
+        overhead_s = span.end - span.start - _tool_seconds(span)
+        return went_on, min(ROWS, _turns_meanwhile(lanes, span)), -overhead_s
 
     return max(slow, key=worth)[0]
 
