@@ -19,11 +19,13 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 # Start of each tensor in a bucket: a view as any dtype needs its alignment.
 ALIGN: Final = 16
 DEFAULT_BUCKET_BYTES: Final = 256 * 2**20
+# Its stubs leave out what is built in C++.
+dist: Any = torch.distributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def digest_of(tensor: torch.Tensor) -> bytes:
     """SHA-256 of the tensor's bytes."""
     # A memoryview of numpy's view: no copy, and hashlib releases the GIL for it.
-    return hashlib.sha256(memoryview(tensor_bytes(tensor).cpu().numpy())).digest()
+    flat: Any = tensor_bytes(tensor).cpu().numpy()
+    return hashlib.sha256(memoryview(flat)).digest()
 
 
 def digests_of(tensors: Sequence[torch.Tensor], threads: int = 4) -> list[bytes]:
