@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from node_runtime.errors import EXIT_INTERRUPTED
 
+_SHOW_CURSOR = b"\x1b[?25h\n"  # the live view hides it
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -46,5 +47,7 @@ class Interrupts:
             self._work.cancel()
             return
         self._kill()
+        if os.isatty(2):
+            os.write(2, _SHOW_CURSOR)
         os.write(2, b"fermata: interrupted twice, everything was ended at once\n")
         os._exit(EXIT_INTERRUPTED)

@@ -1,7 +1,7 @@
 """Which cores the engines get. Pure, but for `available_cores`.
 
-vLLM binds its threads to cores and expects to be alone there; the trainer and the small processes run on whatever
-the engines leave, or share with them where there is nothing left.
+vLLM binds its threads to cores and expects to be alone there; the trainer, which computes as long, is kept to the cores
+that the engines leave, or shares with them where there is none. The small processes run wherever there is room.
 """
 
 from __future__ import annotations
@@ -29,6 +29,6 @@ def engine_cores(cores: Sequence[int], engines: int) -> list[str | None]:
     return [str(cores[number % len(cores)]) for number in range(engines)]
 
 
-def others_cores(cores: Sequence[int], engines: int) -> tuple[int, ...]:
-    """The cores the other processes are kept to: those without an engine, all where none is left."""
+def trainer_cores(cores: Sequence[int], engines: int) -> tuple[int, ...]:
+    """The cores the trainer is kept to: those without an engine, all where none is left."""
     return tuple(cores[engines:]) or tuple(cores)

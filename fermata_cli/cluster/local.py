@@ -101,14 +101,14 @@ class LocalCluster:
         log = self._run_dir / "logs" / f"{spec.name}.log"
         child = await Child.start(spec, command, log, self._env)
         self._children[spec.name] = child
-        if self._settings.bind_cores and spec.role is not Role.ROLLOUT:
+        if self._settings.bind_cores and spec.role is Role.TRAINER:
             self._keep_off_engines(child)
         return child
 
     def _keep_off_engines(self, child: Child) -> None:
         if len(self._cores) > 1:
             try:
-                os.sched_setaffinity(child.pid, cores.others_cores(self._cores, self._settings.rollout_nodes))
+                os.sched_setaffinity(child.pid, cores.trainer_cores(self._cores, self._settings.rollout_nodes))
             except (OSError, AttributeError):
                 return  # it ended already, or the system forbids it: slower, not wrong
 

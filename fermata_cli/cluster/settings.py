@@ -37,7 +37,7 @@ class ClusterSettings(Section):
     )
     rollout_nodes: PositiveInt = Field(1, le=8, description="rollout nodes, each with an engine of its own")
     gateway_restarts: int = Field(3, ge=0, description="how often a gateway that died is started again")
-    bind_cores: bool = Field(True, description="on CPUs give each engine a core of its own")
+    bind_cores: bool = Field(True, description="on CPUs give each engine a core of its own, and the trainer the others")
     start: StartSettings = StartSettings()
     stop_grace_s: PositiveFloat = Field(20.0, description="after SIGTERM; then what is left is killed")
 

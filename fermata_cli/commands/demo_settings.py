@@ -29,7 +29,7 @@ from trainer_node.tasks import Task, load_tasks, tools_of
 S = TypeVar("S", bound=Section)
 DEMO_FILE = demo.HERE / "fermata.yaml"
 # Only the cluster knows these; each process is given its own by flag.
-_BY_FLAG = {"trainer": ("rollout_nodes",), "rollout": ("gateway",), "gateway": ("pools",)}
+_BY_FLAG = (("rollout", "gateway"), ("gateway", "pools"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +88,8 @@ class DemoSettings:
     def write(self, path: Path) -> None:
         """The file that all processes of the run read."""
         tree = yaml.safe_load(dump(self._sections))
-        for section, keys in _BY_FLAG.items():
-            for key in keys:
-                del tree[section][key]
+        for section, key in _BY_FLAG:
+            del tree[section][key]
         head = "# The settings of this run, complete. Names, ports and addresses are set by flag: see cluster.json.\n"
         path.write_text(head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
 
@@ -125,7 +124,7 @@ def _has(tree: Mapping[str, Any], key: str) -> bool:
 
 def _flags(options: DemoOptions, run_dir: Path) -> list[str]:
     values: dict[str, Any] = {
-        "trainer.rollout_nodes": ["127.0.0.1:0"],  # filled in once they are up
+        "trainer.rollout_nodes": ["127.0.0.1:0"],  # required; the trainer is told the real ones by flag
         "trainer.run_dir": str(run_dir),
         "runtime.spans_dir": str(run_dir / "spans"),
         "trainer.seed": options.seed,

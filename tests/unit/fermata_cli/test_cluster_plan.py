@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fermata_cli.cluster import plan
-from fermata_cli.cluster.cores import engine_cores, others_cores
+from fermata_cli.cluster.cores import engine_cores, trainer_cores
 from fermata_cli.cluster.plan import Role
 from fermata_cli.cluster.settings import BackendGroup, ClusterSettings
 
@@ -53,7 +53,7 @@ def test_every_process_ends_with_its_parent_and_reads_the_one_file() -> None:
 )
 def test_cores(cores: tuple[int, ...], engines: int, expected: list[str | None], others: tuple[int, ...]) -> None:
     assert engine_cores(cores, engines) == expected
-    assert others_cores(cores, engines) == others
+    assert trainer_cores(cores, engines) == others
 
 
 def test_engines_are_bound_unless_the_file_says_where() -> None:

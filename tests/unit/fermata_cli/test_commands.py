@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fermata_cli.commands.demo_settings import DemoOptions, DemoSettings
 from fermata_cli.main import main
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -142,3 +143,31 @@ def test_a_broken_task_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     tasks.write_text(json.dumps(good) + "\n{broken\n")
     assert main(["demo", "--runs", str(tmp_path), "--set", f"trainer.train_tasks={tasks}"]) == 2
     assert f"{tasks}:2" in capsys.readouterr().err
+
+
+def test_the_file_of_a_run_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = DemoOptions(seed=5, steps=3, slow_share=0.5, slow_seconds=(1.0, 2.0), overrides=("trainer.steps=4",))
+    file = tmp_path / "fermata.yaml"
+    DemoSettings(options, tmp_path / "run").write(file)
+    assert main(["config", "show", "--config", str(file)]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["trainer"]["seed"] == shown["rollout"]["engine"]["seed"] == 5
+    assert shown["trainer"]["steps"] == 4  # --set comes last
+    assert shown["backend"]["delay"] == {"share": 0.5, "seconds": [1.0, 2.0]}
+    assert shown["trainer"]["model"] == shown["rollout"]["model"]
+    assert shown["trainer"]["run_dir"] == str(tmp_path / "run")
+
+
+def test_a_model_and_tasks_of_ones_own_take_the_place_of_the_demos(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    task = {"id": "a", "messages": [{"role": "user", "content": "?"}], "tools": ["search"], "answer": "1"}
+    tasks.write_text(json.dumps(task) + "\n")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    settings = DemoSettings(
+        DemoOptions(overrides=(f"rollout.model={model}", f"trainer.train_tasks={tasks}")), tmp_path / "run"
+    )
+    assert settings.trainer.model == model
+    assert settings.trainer.eval_tasks is None
+    assert settings.tools == {"search"}
