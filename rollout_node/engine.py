@@ -107,6 +107,7 @@ class Engine:
         self.vocab_size: int = built.llm.model_config.get_vocab_size()
         self.max_model_len: int = built.llm.model_config.max_model_len
         self.dtype = str(built.llm.model_config.dtype).removeprefix("torch.")
+        self.kv_tokens: int = engine_build.kv_tokens(built.llm)  # room of the KV cache
         self.workers: int = settings.tensor_parallel_size * settings.pipeline_parallel_size
         self.transfer_backends: tuple[str, ...] = built.transfer_backends
 
@@ -139,6 +140,11 @@ class Engine:
     def why_not(self) -> str:
         """One sentence; empty while serving."""
         return self._why_not or ""
+
+    async def ended(self) -> str:
+        """Returns once the engine's process has ended, or it was closed: one sentence why."""
+        await self._ended.wait()
+        return self._dead or ""
 
     async def generate(
         self,

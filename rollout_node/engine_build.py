@@ -65,6 +65,12 @@ async def build(settings: EngineSettings) -> Built:
     return await asyncio.to_thread(_build, settings)
 
 
+def kv_tokens(llm: Any) -> int:
+    """How many tokens the KV cache holds, as the engine measured it at its start."""
+    cache = llm.vllm_config.cache_config
+    return int(cache.num_gpu_blocks or 0) * int(cache.block_size)
+
+
 def _build(settings: EngineSettings) -> Built:
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform

@@ -86,7 +86,7 @@ class NodeLoop:
         self.stream = Stream()
         self._intake = Intake(settings, engine, turns, identity)
         self._policy = AdmissionPolicy(settings.admission.busy_requests, settings.admission.max_trajectories)
-        self._kv_tokens = settings.admission.kv_tokens or int(getattr(engine, "kv_tokens", 0) or 0)
+        self._kv_tokens = settings.admission.kv_tokens or engine.kv_tokens
         self._ready = ReadyQueue(self._policy, self.books.has)
         self._sampler = TurnSampler(engine, turns, self._policy, self.desk.send, clock)
         self._missing_tools: dict[str, _Waiting] = {}

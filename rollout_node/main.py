@@ -17,6 +17,7 @@ from typing import Any, cast
 from fermata.v1 import rollout_pb2_grpc, weights_pb2_grpc
 
 from node_runtime import addresses, process
+from node_runtime.errors import EXIT_FAILED, NodeError
 from node_runtime.grpc_server import NodeServer
 from node_runtime.logs import get_logger
 from node_runtime.metrics import start_metrics, stop_metrics
@@ -93,15 +94,20 @@ async def _serve_with(
             port=port, metrics_port=metrics_port, node_id=node_id, model=settings.model, serving=engine.serving
         )
         stopping = asyncio.create_task(lifetime.stopping.wait(), name="stopping")
+        dead = asyncio.create_task(engine.ended(), name="engine ended")
         try:
-            await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((stopping, running, dead), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
+            dead.cancel()
         if running.done():
             await running  # it ends by an error alone
         grace = min(settings.handover_s, runtime.shutdown_grace_s * _CLOSE_SHARE)
         log.info("leaving: turns may end, the rest is handed over", seconds=grace, open=len(loop.books))
         handed_over = await servicer.leave(grace)
+        if dead.done() and not dead.cancelled():
+            # A node without its engine can only hand over and go: let whoever runs it start it anew.
+            raise NodeError(dead.result(), EXIT_FAILED)
     finally:
         if tell_health in engine.on_serving:
             engine.on_serving.remove(tell_health)

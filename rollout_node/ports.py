@@ -24,12 +24,17 @@ class Engine(Protocol):
     version: WeightVersion
     model_hash: str
     max_model_len: int
+    kv_tokens: int
     on_serving: list[Callable[[bool, str], None]]
 
     @property
     def serving(self) -> bool: ...
     @property
     def why_not(self) -> str: ...
+    async def ended(self) -> str:
+        """Returns, with one sentence, once the engine is no more."""
+        ...
+
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingSpec, priority: int = 0
     ) -> AsyncGenerator[Delta, None]:

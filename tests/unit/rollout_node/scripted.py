@@ -97,6 +97,7 @@ class ScriptedEngine:
         self.version = WeightVersion(lineage="a", number=1)
         self.model_hash = "model"
         self.max_model_len = 4096
+        self.kv_tokens = 0  # unknown: admission holds nobody back
         self.on_serving: list[Callable[[bool, str], None]] = []
         self.requests: list[Request] = []
         self._why_not = ""
@@ -117,6 +118,10 @@ class ScriptedEngine:
                 request.fail(why_not)
         for listener in self.on_serving:
             listener(not why_not, why_not)
+
+    async def ended(self) -> str:
+        await asyncio.Event().wait()
+        return ""
 
     @property
     def live(self) -> list[Request]:
