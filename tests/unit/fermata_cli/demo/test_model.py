@@ -33,10 +33,11 @@ def test_the_shape(model: transformers.PreTrainedModel) -> None:
     assert json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
 
 
-def test_it_half_fails_with_tools_and_always_without(model: transformers.PreTrainedModel) -> None:
+@pytest.mark.timeout(180)
+def test_it_mostly_fails_with_tools_and_always_without(model: transformers.PreTrainedModel) -> None:
     torch.set_num_threads(1)
-    assert 0.15 <= accuracy(model, CHAT, temperature=1.0, limit=200)["all"] <= 0.4
-    assert accuracy(model, CHAT, temperature=1.0, limit=200, tools=False)["all"] <= 0.1
+    assert 0.15 <= accuracy(model, CHAT, temperature=1.0, limit=100)["all"] <= 0.4
+    assert accuracy(model, CHAT, temperature=1.0, limit=100, tools=False)["all"] <= 0.1
 
 
 def test_sampling_keeps_exact_ids_and_logprobs(model: transformers.PreTrainedModel) -> None:
