@@ -129,3 +129,22 @@ def test_the_command_killed_leaves_nothing(tmp_path: Path) -> None:
         while command.left() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert command.left() == []
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_the_engine_loads_leaves_none_of_its_processes(times: int, tmp_path: Path) -> None:
+    with Fermata("demo", "--runs", str(tmp_path), folder=tmp_path) as command:
+        command.until_said("starting the engine", 90)
+        # The command, two backends, the gateway, the node, and at least two processes of vLLM.
+        command.until(lambda: len(command.left()) >= 7, 120, "vLLM started no process of its own")
+        for number in range(times):
+            command.interrupt()
+            if number == 0:
+                command.until_said("SIGINT: stopping everything in order", 20)
+        code, _ = command.finish(60)
+        assert code == 130, command.err
+        deadline = time.monotonic() + 10  # killed at once, they may take a moment to be gone
+        while command.left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert command.left() == []
