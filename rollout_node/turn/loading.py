@@ -27,6 +27,7 @@ def load_turn_format(model_path: str, *, renderer: str = "auto", parser: str = "
         raise TurnFormatError(f"there is no parser {parser!r}; the parsers are: {', '.join(PARSERS)}")
     tokenizer = _load_tokenizer(model_path)
     vocabulary = Vocabulary(tokenizer.backend_tokenizer)
+    _check_ids_are_the_models(vocabulary, model_path)
     name = known_renderer(model_path) if renderer == "auto" else renderer
     if name is not None and name != "template":
         return _by_renderer(vocabulary, name, model_path, tokenizer.eos_token_id)
@@ -89,6 +90,32 @@ def _load_tokenizer(model_path: str) -> Any:
     return tokenizer
 
 
+def _check_ids_are_the_models(vocabulary: Vocabulary, model_path: str) -> None:
+    """A control token that was added to the tokenizer alone has no embedding: the engine would die of its id."""
+    path = Path(model_path).expanduser() / "config.json"
+    config = _json_object(path) if path.is_file() else {}
+    text = config.get("text_config")
+    size = (text if isinstance(text, dict) else config).get("vocab_size")
+    if not isinstance(size, int):
+        return
+    for token, token_id in sorted(vocabulary.control.items(), key=lambda item: item[1]):
+        if token_id >= size:
+            raise TurnFormatError(
+                f"model {model_path}: its tokenizer gives {token!r} the id {token_id}, and the model knows the ids 0 "
+                f"to {size - 1} ({path}): resize its embeddings and train the token, or take it out of the tokenizer"
+            )
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TurnFormatError(f"{path} is not a JSON object: {error}") from error
+    if not isinstance(read, dict):
+        raise TurnFormatError(f"{path} is not a JSON object")
+    return read
+
+
 def _template_source(tokenizer: Any, model_path: str) -> str:
     source = tokenizer.chat_template
     if isinstance(source, dict):
@@ -105,10 +132,7 @@ def _stop_ids(tokenizer: Any, vocabulary: Vocabulary, source: str, model_path: s
     for file in ("generation_config.json", "config.json"):
         path = Path(model_path).expanduser() / file
         if path.is_file():
-            try:
-                eos = json.loads(path.read_text()).get("eos_token_id")
-            except (json.JSONDecodeError, AttributeError) as error:
-                raise TurnFormatError(f"{path} is not a JSON object: {error}") from error
+            eos = _json_object(path).get("eos_token_id")
             named = [eos] if isinstance(eos, int) else list(eos or [])
             for token_id in named:
                 if token_id not in vocabulary.control_ids:

@@ -94,3 +94,26 @@ def test_importing_needs_no_torch_vllm_or_transformers() -> None:
     code = f"import rollout_node.turn, rollout_node.turn.check, sys; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_control_token_beyond_the_models_embeddings_is_one_sentence(tmp_path: Path, nested: bool) -> None:
+    path = folder(tmp_path)
+    last = max(byte_level(QWEN_CONTROL).get_vocab().values())
+    for size, fits in ((last + 1, True), (last, False)):
+        sized = {"vocab_size": size}
+        config = {"model_type": "qwen3", **({"text_config": sized} if nested else sized)}
+        (path / "config.json").write_text(json.dumps(config))
+        if fits:
+            load_turn_format(str(path))
+            continue
+        with pytest.raises(TurnFormatError, match=f"the id {last}, and the model knows the ids 0 to {size - 1}"):
+            load_turn_format(str(path))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "1"])
+def test_a_config_that_is_no_object_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = folder(tmp_path)
+    (path / "generation_config.json").write_text(text)
+    with pytest.raises(TurnFormatError, match=r"generation_config\.json is not a JSON object"):
+        load_turn_format(str(path))
