@@ -17,12 +17,16 @@ from typing import Any, Final, NoReturn
 import jsonschema_rs
 
 from node_runtime.errors import EXIT_USAGE, NodeError
+from node_runtime.schema_cost import MOST, Visits
 
 MAX_SCHEMA_BYTES: Final = 256 * 1024
 MAX_ARGS_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 64
 _MAX_PROBLEMS: Final = 3
 _ALL_ERRORS_BYTES: Final = 16 * 1024
+_MAX_ERRORS: Final = 20_000
+"""Of more errors than this, which a union's may hold, none is made."""
+_MAX_BESIDE: Final = 10_000
 _MAX_REGEX_BYTES: Final = 1024 * 1024
 
 
@@ -129,7 +133,14 @@ class ArgumentValidator:
             raise SchemaError(str(error)) from None
         if not isinstance(schema, dict):
             raise SchemaError(f"the schema must be a JSON object, got {_kind(schema)}")
+        if (beside := Visits(schema).most_beside()) > _MAX_BESIDE:
+            more = f"{beside} or more" if beside >= MOST else str(beside)
+            raise SchemaError(
+                f"the schema applies {more} of its parts to one value, at most {_MAX_BESIDE} are allowed: "
+                "nest fewer anyOf, oneOf and allOf"
+            )
         self._schema = schema
+        self._visits = Visits(schema)
         try:
             self._validator = jsonschema_rs.validator_for(
                 schema,  # without $schema: draft 2020-12
@@ -155,7 +166,14 @@ class ArgumentValidator:
             return _not_an_object(args)
         if self._validator.is_valid(args):
             return None
+        if self._too_many_errors(args_json.decode("utf-8")):
+            return "the arguments fit none of the forms that this tool's schema allows: write a smaller, flatter value"
         return self._sentence(args, len(args_json))
+
+    def _too_many_errors(self, text: str) -> bool:
+        """The errors of a union's branches are all made with the first of them, so their number must be bounded."""
+        visits = self._visits.at_most(min(_depth(text), MAX_DEPTH))
+        return visits > 1 and visits * (text.count(",") + 1) > _MAX_ERRORS
 
     def _sentence(self, args: dict[str, Any], size: int) -> str:
         problems: list[str] = []
@@ -304,7 +322,8 @@ def _problem(error: jsonschema_rs.ValidationError, names: list[str]) -> str:
         case "multipleOf":
             return f"{subject} must be a multiple of {kind.multiple_of}, got {_got(instance)}"
         case "falseSchema":
-            return f"{subject} is not allowed"
+            known = ", ".join(names[:12]) if names else "none"
+            return f"{subject} is not allowed" if path else f"the tool takes no such arguments: it takes {known}"
         case "propertyNames":
             return f"{subject} must not have a key that is not allowed: {_clip(kind.error.message, 200)}"
         case "contains":

@@ -234,6 +234,52 @@ def test_any_bytes_get_an_answer(args: bytes) -> None:
     assert told is None or told
 
 
+def test_a_tree_of_unions_is_answered_at_once_however_deep_it_is_wrong() -> None:
+    """Each level doubles the errors of the one below: to make them all would take for ever."""
+    branch = {"type": "object", "properties": {"l": {"$ref": "#/$defs/E"}, "r": {"$ref": "#/$defs/E"}}}
+    expression = {"anyOf": [{"type": "integer"}, branch, {**branch, "required": ["op"]}]}
+    schema = {"type": "object", "properties": {"e": {"$ref": "#/$defs/E"}}, "$defs": {"E": expression}}
+    wrong: Any = "x"
+    for depth in range(40):
+        if depth == 2:
+            assert "'e'" in (check(schema, json.dumps({"e": wrong})) or ""), "a small one is still told where"
+        wrong = {"l": wrong, "r": 1}
+    begun = time.monotonic()
+    told = check(schema, json.dumps({"e": wrong}))
+    assert told is not None
+    assert "forms" in told
+    assert time.monotonic() - begun < 2.0
+
+
+def test_arguments_of_a_tool_that_takes_none_are_told_so() -> None:
+    assert check({"additionalProperties": False}, '{"a": 1}') == "the tool takes no such arguments: it takes none"
+
+
+def test_many_wrong_items_in_a_union_are_answered_at_once() -> None:
+    items = {"type": "object", "properties": {"xs": {"items": {"type": "integer"}}}}
+    begun = time.monotonic()
+    told = check({"anyOf": [items, {**items, "required": ["y"]}]}, json.dumps({"xs": ["a"] * 150_000}))
+    assert told is not None
+    assert time.monotonic() - begun < 2.0
+
+
+def test_a_schema_whose_branches_multiply_is_refused() -> None:
+    definitions: dict[str, Any] = {"a0": {"type": "integer"}}
+    for number in range(1, 40):
+        below = {"$ref": f"#/$defs/a{number - 1}"}
+        definitions[f"a{number}"] = {"anyOf": [below, below]}
+    with pytest.raises(SchemaError, match="nest fewer anyOf"):
+        check({"properties": {"x": {"$ref": "#/$defs/a39"}}, "$defs": definitions}, '{"x": "s"}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#"}}}],
+)
+def test_a_schema_that_leads_back_to_itself_is_taken(schema: dict[str, Any]) -> None:
+    check(schema, "{}")
+
+
 CASES = Path(__file__).parents[4] / "shared" / "cases"
 
 
