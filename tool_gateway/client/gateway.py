@@ -35,6 +35,8 @@ _STATUS_S = 0.5
 """How long the status of an ended stream may take to arrive after a write has failed."""
 _GOODBYE_S = 1.0
 _REMIND_S = 10.0
+_MAX_TIME_S = 30 * 86_400.0
+"""Longest deadline, and greatest age, of a call: times beyond it do not all fit into the messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +78,8 @@ class ToolGateway:
         self._why = "no connection has been made yet"
         self._runner: asyncio.Task[None] | None = None
         self._fenced: str | None = None
-        self._failed: str | None = None
+        self._failure: NodeError | None = None
+        """Why this client can never connect again."""
         self._closing = asyncio.Event()
         self._final_goodbye = True
         self._announce = asyncio.Event()
@@ -136,6 +139,8 @@ class ToolGateway:
                 while not holds():
                     if self._fenced is not None:
                         raise NodeError(self._fenced, EXIT_UNAVAILABLE)
+                    if self._failure is not None:
+                        raise self._failure
                     self._announce.clear()
                     await self._announce.wait()
         except TimeoutError:
@@ -156,7 +161,7 @@ class ToolGateway:
         on_event: OnEvent | None = None,
         options: CallOptions | None = None,
     ) -> Result:
-        """Run one call to its end, within `deadline_s` seconds whatever becomes of the gateway.
+        """Run one call to its end, within `deadline_s` seconds (30 days at most) whatever becomes of the gateway.
 
         A second call with a key in flight joins the first (KEY_CONFLICT where its arguments differ). Cancelling the
         last awaiting task cancels the call at the tool. Raises InvalidKey for a malformed key, and nothing else.
@@ -175,9 +180,9 @@ class ToolGateway:
             now = self._now()
             self._state.submit(
                 start,
-                now + max(0.0, deadline_s),
+                now + _bounded(deadline_s),
                 (parsed.trajectory_id, generation),
-                now - max(0.0, options.earlier.age_s) if options.earlier is not None else None,
+                now - _bounded(options.earlier.age_s) if options.earlier is not None else None,
             )
             self._wake.set()
             self._clock.set()
@@ -242,10 +247,7 @@ class ToolGateway:
         if self._runner is not None:
             runner, self._runner = self._runner, None
             try:
-                async with asyncio.timeout(2 * _GOODBYE_S):
-                    await asyncio.shield(runner)
-            except TimeoutError:
-                runner.cancel()
+                await asyncio.wait({runner}, timeout=2 * _GOODBYE_S)  # its failure has been told by _runner_ended
             finally:
                 runner.cancel()
                 await asyncio.wait({runner})
@@ -253,8 +255,8 @@ class ToolGateway:
     def _refusal(self, start: CallStart) -> Result | None:
         if self._fenced is not None:
             return local_result(start, tool_pb2.OUTCOME_FENCED, self._fenced)
-        if self._failed is not None:
-            return local_result(start, tool_pb2.OUTCOME_INTERNAL, self._failed)
+        if self._failure is not None:
+            return local_result(start, tool_pb2.OUTCOME_INTERNAL, str(self._failure))
         if self._state.closed:
             return local_result(start, tool_pb2.OUTCOME_CANCELLED, "the gateway client is closed")
         if len(start.args_json) > self._options.max_frame_bytes:
@@ -445,9 +447,14 @@ class ToolGateway:
         if runner.cancelled() or runner.exception() is None:
             return
         error = runner.exception()
-        _log.error("the gateway client failed", exc_info=error)
-        self._failed = f"the gateway client failed: {error}"
-        self._apply(self._state.close(tool_pb2.OUTCOME_INTERNAL, self._failed))
+        if isinstance(error, NodeError):  # a token or TLS file that cannot be read any more
+            self._failure = error
+            _log.error(str(error))
+        else:
+            self._failure = NodeError(f"the gateway client failed with {type(error).__name__}: {error}")
+            _log.error("the gateway client failed", exc_info=error)
+        self._apply(self._state.close(tool_pb2.OUTCOME_INTERNAL, str(self._failure)))
+        self._announce.set()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -455,6 +462,11 @@ class ToolGateway:
 
 if TYPE_CHECKING:
     _implements: type[ToolCaller] = ToolGateway
+
+
+def _bounded(seconds: float) -> float:
+    """From 0 to the longest time that is understood; what is no number is 0."""
+    return min(seconds, _MAX_TIME_S) if seconds > 0 else 0.0
 
 
 class _Dead(Exception):

@@ -23,6 +23,7 @@ ServerEvent = gateway_pb2.ServerFrame.Event
 PROTOCOL_MINOR: Final = 1
 MISSED_PINGS: Final = 3
 MAX_CONTROL: Final = 65_536
+SPARE_TIMERS: Final = 1024
 _OVERHEAD: Final = 16
 """Bytes an event costs in its frame beyond its own."""
 
@@ -101,6 +102,7 @@ class ClientState:
         self._to_send: deque[str] = deque()
         self._timers: list[tuple[float, int, str, str]] = []
         self._timer_count = 0
+        self._sort_out_at = SPARE_TIMERS
         self._control: deque[ClientEvent] = deque()
         self._unconfirmed: deque[tuple[int, ClientEvent]] = deque()
         self._nonce = 1
@@ -419,6 +421,11 @@ class ClientState:
     def _at(self, when: float, kind: str, key: str) -> None:
         self._timer_count += 1
         heapq.heappush(self._timers, (when, self._timer_count, kind, key))
+        if len(self._timers) >= self._sort_out_at:
+            # A call that has ended would leave its deadline here until then.
+            self._timers = [timer for timer in self._timers if timer[3] in self._calls]
+            heapq.heapify(self._timers)
+            self._sort_out_at = 2 * len(self._timers) + SPARE_TIMERS
 
     def _resolve_locally(self, key: str, outcome: tool_pb2.Outcome, detail: str) -> Resolved:
         call = self._calls.pop(key)

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from node_runtime.grpc_channel import open_channel
 from node_runtime.runtime_settings import RuntimeSettings
-from tool_gateway.client import CallOptions
+from tool_gateway.client import CallOptions, Earlier
 
 pytestmark = pytest.mark.integration
 
@@ -77,6 +77,18 @@ async def test_a_callers_faulty_callback_and_oversized_arguments_disturb_nobody(
         assert (big.outcome, small.outcome) == (tool_pb2.OUTCOME_INVALID_ARGS, tool_pb2.OUTCOME_INVALID_ARGS)
         assert fine.outcome == tool_pb2.OUTCOME_OK
     assert world.starts() == {"run/t/0/0/2": 1}
+
+
+async def test_times_that_no_message_can_hold_disturb_nobody(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with client(gateway.address) as caller:
+        held = asyncio.create_task(call(caller, "run/held/0/0/0", seconds=1.0))
+        for n, (deadline_s, age_s) in enumerate(((1e30, 0.0), (float("inf"), 0.0), (20.0, 1e30))):
+            options = CallOptions(earlier=Earlier(age_s)) if age_s else None
+            odd = await call(caller, f"run/odd{n}/0/0/0", deadline_s=deadline_s, options=options, text="a")
+            assert odd.text == b"a"
+        assert (await held).outcome == tool_pb2.OUTCOME_OK
 
 
 async def test_an_output_larger_than_the_tools_limit_is_cut(world: World) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from node_runtime.keys import args_sha256
 from node_runtime.outcomes import make_final
 from tool_gateway.client.state import (
+    SPARE_TIMERS,
     CallStart,
     CatalogueChanged,
     ClientEvent,
@@ -395,3 +396,15 @@ def test_a_newer_generation_that_joins_a_call_in_flight_owns_it_when_it_is_sent_
     made.connect(1.0)
     made.receive(welcome("i2"), 1.0)
     assert [s.generation for s in starts(made.take(1.0))] == [2]
+
+
+def test_timers_of_calls_that_ended_do_not_pile_up_until_their_deadlines() -> None:
+    made = connected()
+    for n in range(5 * SPARE_TIMERS):
+        submit(made, n, deadline_at=3600.0)
+        made.take(1.0)
+        made.receive(result(n, seq=n + 1), 1.0)
+    assert len(made) == 0
+    assert len(made._timers) <= 2 * SPARE_TIMERS
+    submit(made, 10**6, deadline_at=3600.0)
+    assert [effect for effect in made.tick(3601.0) if isinstance(effect, Resolved)], "the live one keeps its deadline"
