@@ -307,3 +307,18 @@ async def settle(rounds: int = 400) -> None:
     """Let everything that is ready run: the scripted parts wait for nothing but the test."""
     for _ in range(rounds):
         await asyncio.sleep(0)
+
+
+def one_call_then(answer: str = "It is 2.", calls: int = 1) -> Callable[[str, int], list[int]]:
+    """A first turn with so many calls, then this answer."""
+
+    def script(_trajectory: str, turn: int) -> list[int]:
+        return sampled("".join(call_text(f"{i}+1") for i in range(calls)) if turn == 0 else answer)
+
+    return script
+
+
+def resume(node: Node, snapshot: pb.Snapshot, generation: int = 1, held_ms: int = 500) -> None:
+    """A trainer gives this node a trajectory of another's."""
+    request = pb.RunRequest.Resume(start=start(generation=generation), snapshot=snapshot, held_ms=held_ms)
+    node.loop.take_in(request)
