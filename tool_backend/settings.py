@@ -9,6 +9,8 @@ import pydantic
 
 from node_runtime.settings import Section
 
+_LONGEST_S = 365 * 86_400.0
+
 
 class DelaySettings(Section):
     """Calls made slow on purpose, for demos and tests: which ones and for how long follows from a hash of the key."""
@@ -29,9 +31,11 @@ class DelaySettings(Section):
 class JournalSettings(Section):
     """Bounds of the journal of keys."""
 
-    retention_s: float = pydantic.Field(default=600.0, gt=0, description="how long a finished key's result is kept")
+    retention_s: float = pydantic.Field(
+        default=600.0, gt=0, le=_LONGEST_S, description="how long a finished key's result is kept"
+    )
     mark_retention_s: float = pydantic.Field(
-        default=86_400.0, gt=0, description="how long it is remembered that a key was here"
+        default=86_400.0, gt=0, le=_LONGEST_S, description="how long it is remembered that a key was here"
     )
     max_entries: int = pydantic.Field(default=50_000, ge=1, description="running and finished keys at once")
     max_bytes: int = pydantic.Field(default=64 * 1024 * 1024, ge=0, description="bytes of results kept")

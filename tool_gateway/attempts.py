@@ -197,7 +197,7 @@ class Attempts:
 
     def _heartbeat_s(self, call: Call) -> float:
         if call.start.HasField("heartbeat_timeout_ms"):
-            return max(0.01, call.start.heartbeat_timeout_ms / 1000)
+            return min(max(0.01, call.start.heartbeat_timeout_ms / 1000), self._settings.timeouts.max_call_s)
         return self._settings.timeouts.heartbeat_s
 
     def _invocation(self, call: Call, lease: Lease, timeout_s: float) -> tool_pb2.Invocation:

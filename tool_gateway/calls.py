@@ -97,6 +97,7 @@ class Call:
             args_sha256=self.digest,
             received_at=self.received_at,
             deadline_at=self.deadline_at,
+            request_bytes=self.start.ByteSize(),
         )
 
 

@@ -20,7 +20,7 @@ from tool_gateway.backends import Backend, Backends
 from tool_gateway.backends.attempt import cancel
 from tool_gateway.calls import Call, CallStart, margin_s, read_start, total_timeout_s
 from tool_gateway.driver import Driver
-from tool_gateway.hub import Attached, SessionHub
+from tool_gateway.hub import Attached, SessionHub, goodbye
 from tool_gateway.ledger import CallRecord, Conflict, Created, Ending, Exists, Fenced, Full, Gone, LedgerStore
 from tool_gateway.ledger.store import Creation
 from tool_gateway.metrics import CALL_DURATION, CALLS
@@ -224,11 +224,11 @@ class Dispatcher:
         key = record.key
         session = attached.session
         running = self.running.get(key)
-        if running is not None and previous != session.session_id:
+        if running is not None:
             old = self._hub.sessions.get(previous)
             if old is not None:
                 old.calls.discard(key)
-            attached.calls.add(key)
+            attached.calls.add(key)  # also where the session is the same, forgotten and come back
             running.session_id = session.session_id
         self._accept(attached, asking, joined=True, deadline_at=record.deadline_at)
         if record.done:
@@ -261,8 +261,15 @@ class Dispatcher:
             outcome=outcome_name(final.outcome),
             fault=fault_name(final.fault),
         ).inc()
-        attached.session.add_result(Result(key=start.key, tool=start.tool, final=final))
-        attached.wake()
+        if attached.session.add_refusal(Result(key=start.key, tool=start.tool, final=final)):
+            attached.wake()
+            return
+        # It may come back for what waits, and send again what has no answer then.
+        attached.end(
+            goodbye(
+                tool_pb2.OUTCOME_OVERLOADED, "too many refusals wait for the client, which does not acknowledge them"
+            )
+        )
 
     # -- ends --------------------------------------------------------------------------------------------------------
 

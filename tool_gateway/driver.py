@@ -12,7 +12,7 @@ from fermata.v1 import tool_pb2
 
 from node_runtime.outcomes import make_final
 from node_runtime.spans import SpanWriter
-from tool_gateway.attempts import Again, Attempts, CancelBackend, Tell, record_span
+from tool_gateway.attempts import Again, Attempts, CancelBackend, Tell, left_s, record_span
 from tool_gateway.backends import Backends, InstanceReplaced, Lease, NoSuchTool
 from tool_gateway.calls import Call
 from tool_gateway.catalogue import unknown_tool_sentence
@@ -46,6 +46,8 @@ class Driver:
         """The call's Final. Cancelled from outside, it leaves ``call.at`` to whoever cancelled."""
         try:
             async with asyncio.timeout_at(call.deadline_at) as deadline:
+                if left_s(call) <= 0:
+                    await asyncio.Event().wait()  # until the time-out, which is due: nothing is started without time
                 return vouch(await self._run(call), unproven=call.unproven)
         except TimeoutError:
             if not deadline.expired():

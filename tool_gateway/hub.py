@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fermata.v1 import gateway_pb2, tool_pb2
 
+from node_runtime.keys import MAX_KEY_LENGTH
 from tool_gateway.session import Session
 from tool_gateway.settings import GatewaySettings
 from tool_gateway.signal import Signal
@@ -40,7 +41,7 @@ class Attached:
         if self.session.add_control(event):
             self.wake()
         else:
-            self.end(_goodbye(tool_pb2.OUTCOME_OVERLOADED, "too many events wait for the client, which does not read"))
+            self.end(goodbye(tool_pb2.OUTCOME_OVERLOADED, "too many events wait for the client, which does not read"))
 
 
 class SessionHub:
@@ -71,7 +72,7 @@ class SessionHub:
             resumed = True
             if known.streaming:
                 known.end(
-                    _goodbye(
+                    goodbye(
                         tool_pb2.OUTCOME_FENCED,
                         f"the session {hello.session_id} was attached again with epoch {hello.epoch}",
                     )
@@ -111,22 +112,28 @@ class SessionHub:
     def _refuse(self, hello: gateway_pb2.ClientFrame.Hello) -> Goodbye | None:
         for name in ("run_id", "node_id", "session_id"):
             if not getattr(hello, name):
-                return _goodbye(tool_pb2.OUTCOME_PROTOCOL, f"Hello.{name} is empty: set it")
+                return goodbye(tool_pb2.OUTCOME_PROTOCOL, f"Hello.{name} is empty: set it")
+        for name in ("run_id", "node_id", "session_id", "tenant"):
+            if (length := len(getattr(hello, name))) > MAX_KEY_LENGTH:
+                return goodbye(
+                    tool_pb2.OUTCOME_PROTOCOL,
+                    f"Hello.{name} has {length} characters, at most {MAX_KEY_LENGTH} are allowed",
+                )
         known = self.sessions.get(hello.session_id)
         if known is None:
             if len(self.sessions) >= self._settings.limits.max_sessions:
-                return _goodbye(
+                return goodbye(
                     tool_pb2.OUTCOME_OVERLOADED,
                     f"the gateway holds {len(self.sessions)} sessions, its limit: raise gateway.limits.max_sessions",
                 )
             return None
         if known.session.run_id != hello.run_id:
-            return _goodbye(
+            return goodbye(
                 tool_pb2.OUTCOME_PERMISSION,
                 f"the session {hello.session_id} belongs to another run: choose a session id of your own",
             )
         if hello.epoch <= known.session.epoch:
-            return _goodbye(
+            return goodbye(
                 tool_pb2.OUTCOME_FENCED,
                 f"the session {hello.session_id} is at epoch {known.session.epoch}, this stream came with "
                 f"{hello.epoch}: raise the epoch at each connection",
@@ -134,7 +141,8 @@ class SessionHub:
         return None
 
 
-def _goodbye(outcome: tool_pb2.Outcome, detail: str) -> Goodbye:
+def goodbye(outcome: tool_pb2.Outcome, detail: str) -> Goodbye:
+    """Why a stream ends; only one that is overloaded may come back to the same."""
     return Goodbye(
         outcome=outcome,
         fault=tool_pb2.FAULT_INFRA,

@@ -18,6 +18,7 @@ Event = gateway_pb2.ServerFrame.Event
 MAX_CONTROL: Final = 65_536
 MAX_CHUNK_BYTES: Final = 1 << 20
 MAX_PROGRESS: Final = 4096
+MAX_REFUSED_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class _Numbered:
     key: str
     size: int
     event: Event
+    refusal: bool = False
 
 
 class Session:
@@ -45,6 +47,7 @@ class Session:
         self._unacked_keys: dict[str, int] = {}
         self._unsent: deque[_Numbered] = deque()
         self._sent_bytes = 0  # sent on this stream and not acknowledged
+        self._refused_bytes = 0  # of unacknowledged refusals
         self._control: deque[Event] = deque()
         self._chunks: deque[Event] = deque()
         self._chunk_bytes = 0
@@ -54,17 +57,30 @@ class Session:
 
     def add_result(self, result: gateway_pb2.ServerFrame.Result) -> int:
         """Numbers the result and queues it. Returns the seq."""
+        return self._number(result, refusal=False)
+
+    def _number(self, result: gateway_pb2.ServerFrame.Result, *, refusal: bool) -> int:
         seq = self.next_seq
         self.next_seq += 1
         event = Event()
         event.result.CopyFrom(result)
         event.result.seq = seq
-        numbered = _Numbered(seq, result.key, event.ByteSize(), event)
+        numbered = _Numbered(seq, result.key, event.ByteSize(), event, refusal)
         self._unacked[seq] = numbered
-        self._unacked_keys[result.key] = seq
+        if refusal:
+            self._refused_bytes += numbered.size
+        else:
+            self._unacked_keys[result.key] = seq
         self._unsent.append(numbered)
         self._progress.pop(result.key, None)
         return seq
+
+    def add_refusal(self, result: gateway_pb2.ServerFrame.Result) -> bool:
+        """A result that no ledger holds. False, and nothing added: too many are unacknowledged."""
+        if self._refused_bytes + result.ByteSize() > MAX_REFUSED_BYTES:
+            return False
+        self._number(result, refusal=True)
+        return True
 
     def holds_result(self, key: str) -> bool:
         """A result of this key is on its way: it need not be sent again."""
@@ -103,6 +119,8 @@ class Session:
                 break
             del self._unacked[first]
             keys.append(numbered.key)
+            if numbered.refusal:
+                self._refused_bytes -= numbered.size
             if self._unacked_keys.get(numbered.key) == first:
                 del self._unacked_keys[numbered.key]
             if not self._unsent or first < self._unsent[0].seq:
@@ -131,7 +149,7 @@ class Session:
     def renumber(self, results: Iterable[gateway_pb2.ServerFrame.Result]) -> None:
         """The client counts in another incarnation: give it these results, and unacknowledged ones that are not among
         them, under fresh numbers."""
-        others = [numbered.event.result for numbered in self._unacked.values()]
+        others = list(self._unacked.values())
         self._unacked.clear()
         self._unacked_keys.clear()
         self._unsent.clear()
@@ -140,9 +158,10 @@ class Session:
         for result in results:
             given.add(result.key)
             self.add_result(result)
-        for result in others:
-            if result.key not in given:
-                self.add_result(result)
+        self._refused_bytes = 0
+        for numbered in others:
+            if numbered.key not in given:
+                self._number(numbered.event.result, refusal=numbered.refusal)
 
     @property
     def unacked(self) -> int:

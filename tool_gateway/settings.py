@@ -11,6 +11,9 @@ from node_runtime.addresses import is_unix, split
 from node_runtime.errors import NodeError
 from node_runtime.settings import Section
 
+_LONGEST_S = 30 * 86_400.0
+"""Longest time a setting may name: each fits into the messages and timers that it reaches."""
+
 
 class PoolSettings(Section):
     """Replicas of one backend: every address serves the same tools."""
@@ -36,15 +39,16 @@ class RetrySettings(Section):
     """Attempts per call and the pause between them: full jitter under a doubling ceiling."""
 
     attempts: int = Field(default=3, ge=1, le=20, description="attempts per call, the first one included")
-    base_s: float = Field(default=0.2, gt=0, description="ceiling of the first pause")
-    max_s: float = Field(default=5.0, gt=0, description="highest ceiling")
+    base_s: float = Field(default=0.2, gt=0, le=_LONGEST_S, description="ceiling of the first pause")
+    max_s: float = Field(default=5.0, gt=0, le=_LONGEST_S, description="highest ceiling")
     rejoin_s: float = Field(
         default=10.0,
         ge=0,
+        le=_LONGEST_S,
         description="how long the instance that holds a non-idempotent call is sought before INDETERMINATE",
     )
     rejoin_idempotent_s: float = Field(
-        default=1.0, ge=0, description="the same for an idempotent call, which may run elsewhere instead"
+        default=1.0, ge=0, le=_LONGEST_S, description="the same for an idempotent call, which may run elsewhere instead"
     )
 
 
@@ -52,8 +56,12 @@ class LedgerSettings(Section):
     """Bounds of the memory ledger."""
 
     max_entries: int = Field(default=200_000, ge=1, description="calls held; more are refused with OVERLOADED")
-    max_bytes: int = Field(default=1 << 30, ge=1 << 16, description="bytes of results held; acknowledged ones go first")
-    retention_s: float = Field(default=3600.0, gt=0, description="a result nobody released is kept this long")
+    max_bytes: int = Field(
+        default=1 << 30, ge=1 << 16, description="bytes of requests and results held; acknowledged ones go first"
+    )
+    retention_s: float = Field(
+        default=3600.0, gt=0, le=_LONGEST_S, description="a result nobody released is kept this long"
+    )
 
 
 class LimitSettings(Section):
@@ -63,10 +71,12 @@ class LimitSettings(Section):
     window_bytes: int = Field(
         default=8 << 20, ge=1 << 16, description="most bytes of unacknowledged results per session"
     )
-    frame_bytes: int = Field(default=64 << 10, ge=1 << 12, description="a frame takes what is ready up to this size")
+    frame_bytes: int = Field(
+        default=64 << 10, ge=1 << 12, le=16 << 20, description="a frame takes what is ready up to this size"
+    )
     max_args_bytes: int = Field(default=1 << 20, ge=1, description="largest arguments of a call")
     max_output_bytes: int = Field(
-        default=1 << 20, ge=1 << 10, description="largest output handed on; a tool may ask for less"
+        default=1 << 20, ge=1 << 10, le=32 << 20, description="largest output handed on; a tool may ask for less"
     )
     max_sessions: int = Field(default=10_000, ge=1, description="sessions held, with or without a stream")
 
@@ -75,18 +85,18 @@ class TimeoutSettings(Section):
     """Times in seconds."""
 
     default_call_s: float = Field(
-        default=60.0, gt=0, description="deadline of a call where neither caller nor tool names one"
+        default=60.0, gt=0, le=_LONGEST_S, description="deadline of a call where neither caller nor tool names one"
     )
-    max_call_s: float = Field(default=3600.0, gt=0, description="longest deadline granted")
+    max_call_s: float = Field(default=3600.0, gt=0, le=_LONGEST_S, description="longest deadline granted")
     heartbeat_s: float = Field(
-        default=15.0, gt=0, description="a streaming backend silent for longer has lost the attempt"
+        default=15.0, gt=0, le=_LONGEST_S, description="a streaming backend silent for longer has lost the attempt"
     )
-    describe_s: float = Field(default=5.0, gt=0, description="time for Describe")
+    describe_s: float = Field(default=5.0, gt=0, le=_LONGEST_S, description="time for Describe")
     control_s: float = Field(
-        default=3.0, gt=0, description="time for Cancel, and for a backend's first answer to Attach"
+        default=3.0, gt=0, le=_LONGEST_S, description="time for Cancel, and for a backend's first answer to Attach"
     )
     margin: float = Field(default=0.05, ge=0, lt=0.5, description="share of the remaining time kept back at this hop")
-    margin_max_s: float = Field(default=0.5, ge=0, description="most that is kept back")
+    margin_max_s: float = Field(default=0.5, ge=0, le=_LONGEST_S, description="most that is kept back")
 
 
 class GatewaySettings(Section):
@@ -99,10 +109,14 @@ class GatewaySettings(Section):
     )
     pools: tuple[PoolSettings, ...] = Field(default=(), description="static backend pools")
     heartbeat_interval_s: float = Field(
-        default=5.0, gt=0, description="between pings; three missed and the peer is dead"
+        default=5.0, ge=0.05, le=_LONGEST_S, description="between pings; three missed and the peer is dead"
     )
-    resume_window_s: float = Field(default=120.0, ge=0, description="a session without a stream is kept this long")
-    drain_s: float = Field(default=15.0, ge=0, description="after SIGTERM, calls in flight get this long to end")
+    resume_window_s: float = Field(
+        default=120.0, ge=0, le=_LONGEST_S, description="a session without a stream is kept this long"
+    )
+    drain_s: float = Field(
+        default=15.0, ge=0, le=_LONGEST_S, description="after SIGTERM, calls in flight get this long to end"
+    )
     retry: RetrySettings = RetrySettings()
     ledger: LedgerSettings = LedgerSettings()
     limits: LimitSettings = LimitSettings()

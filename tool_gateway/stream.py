@@ -27,6 +27,7 @@ ServerFrame = gateway_pb2.ServerFrame
 MISSED_PINGS = 3
 MIN_FRAME_BYTES = 4096
 HELLO_TIMEOUT_S = 10.0
+EVENTS_AT_ONCE = 256
 GOODBYE_TIMEOUT_S = 1.0
 
 
@@ -163,7 +164,9 @@ class AttachStream:
         frame: ClientFrame | object = first
         while isinstance(frame, ClientFrame) and attached.session.epoch == self._epoch:
             self._heard.set()
-            for event in frame.events:
+            for number, event in enumerate(frame.events, start=1):
+                if number % EVENTS_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # a frame of millions is not to hold up the other streams
                 if not await self._handle(attached, event):
                     return
             frame = await self._context.read()

@@ -19,6 +19,8 @@ from tool_gateway.settings import GatewaySettings
 from tool_gateway.takeover import Answer, Found, Join, Start, Suspect, Undecidable, Unreachable, choose, decide
 
 _log = get_logger(__name__)
+MAX_ATTEMPT = 1 << 30
+"""What a client may say of earlier attempts: there is room to count on from it."""
 MARGIN_S = 0.25
 """An instance must have been up this much longer than the call is old: clocks of two machines tick unequally."""
 
@@ -33,7 +35,7 @@ class Takeovers:
     async def run(self, call: Call) -> tool_pb2.Final | Backend | None:
         """A Final (INDETERMINATE), the backend to join the call at, or None: start it (at `call.only` if set)."""
         join_only = call.start.mode == CallStart.MODE_JOIN_ONLY
-        call.attempts = call.start.last_attempt
+        call.attempts = min(call.start.last_attempt, MAX_ATTEMPT)
         call.unproven = True
         if call.traits.idempotent and not join_only:
             return None
@@ -95,7 +97,7 @@ class Takeovers:
             args_sha256=call.digest,
             tombstone=not join_only and backend.address != chosen,
             timeout_s=self._settings.timeouts.control_s,
-            age_s=lambda: call.start.age_ms / 1000 + (loop.time() - call.stamped_after),
+            age_s=lambda: max(0, call.start.age_ms) / 1000 + (loop.time() - call.stamped_after),
         )
 
 

@@ -53,6 +53,8 @@ class CallRecord:
     outcome: Ending | None = None
     finished_at: float = 0.0
     acked: bool = False
+    request_bytes: int = 0
+    """Size of the request, which is held for as long as the call runs."""
 
     @property
     def done(self) -> bool:
@@ -61,7 +63,7 @@ class CallRecord:
     @property
     def cost_bytes(self) -> int:
         """What the record is counted as against the store's bound."""
-        return 512 + (self.outcome.final.ByteSize() if self.outcome is not None else 0)
+        return 512 + (self.outcome.final.ByteSize() if self.outcome is not None else self.request_bytes)
 
     def with_attempt_ended(
         self, number: int, outcome: tool_pb2.Outcome, started: tool_pb2.Started, detail: str

@@ -181,6 +181,84 @@ async def test_more_unaccepted_calls_than_twice_the_credits_end_the_stream(world
         assert "4 were granted" in goodbye.detail
 
 
+async def test_requests_that_can_only_be_refused_do_not_fill_the_gateway(world: World) -> None:
+    gateway = await world.gateway()
+    long = "run/" + "x" * 100_000
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello())
+        for _ in range(10):
+            await stream.send(*(start(long) for _ in range(10)))
+        goodbye = await stream.next("goodbye")
+        assert goodbye.outcome == tool_pb2.OUTCOME_OVERLOADED
+        assert goodbye.reconnect
+        again = attach()
+        await again.send(hello(epoch=2))
+        assert (await again.next("result")).final.outcome == tool_pb2.OUTCOME_PROTOCOL, "what waits is handed out"
+
+
+async def test_a_frame_of_a_million_events_holds_nobody_up(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with streams(gateway.address) as attach, client(gateway.address) as other:
+        stream = attach()
+        await stream.send(hello())
+        await stream.next("welcome")
+        sent = asyncio.create_task(stream.send(*[Client.Event(window=Client.Window(add_bytes=1))] * 1_000_000))
+        slowest = 0.0
+        while not sent.done() or slowest == 0.0:
+            begun = asyncio.get_running_loop().time()
+            assert (await call(other, f"run/t/0/0/{int(begun * 1e3) % 10**9}")).outcome == tool_pb2.OUTCOME_OK
+            slowest = max(slowest, asyncio.get_running_loop().time() - begun)
+        await stream.send(Client.Event(ping=Client.Ping(nonce=7)))
+        assert (await stream.next("pong")).nonce == 7
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"heartbeat_timeout_ms": 2**63 - 1},
+        {"attempt_timeout_ms": 2**63 - 1, "queue_timeout_ms": 2**63 - 1, "total_timeout_ms": 2**63 - 1},
+        {"resend": True, "last_attempt": 2**32 - 1},
+        {"resend": True, "age_ms": -(2**63)},
+    ],
+)
+async def test_numbers_at_their_ends_do_not_lose_a_call(world: World, fields: dict[str, Any]) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello())
+        await stream.next("catalogue")
+        for number, tool in enumerate(("echo", "pay")):
+            await stream.send(start(f"run/t/0/0/{number}", tool=tool, **fields))
+            outcome = (await stream.next("result")).final.outcome
+            assert outcome in (tool_pb2.OUTCOME_OK, tool_pb2.OUTCOME_INDETERMINATE)
+
+
+@pytest.mark.parametrize("total_ms", [0, -5])
+async def test_a_call_that_arrives_without_time_is_not_started(world: World, total_ms: int) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]])
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello())
+        await stream.send(start("run/t/0/0/0", tool="pay", total_timeout_ms=total_ms))
+        final = (await stream.next("result")).final
+        assert (final.outcome, final.started) == (tool_pb2.OUTCOME_DEADLINE_EXCEEDED, tool_pb2.STARTED_NO)
+        await stream.send(start("run/t/0/0/1", tool="pay"))
+        assert (await stream.next("result")).final.outcome == tool_pb2.OUTCOME_OK
+    assert set(world.starts("pay")) == {"run/t/0/0/1"}
+
+
+async def test_a_hello_with_endless_names_is_refused(world: World) -> None:
+    gateway = await world.gateway()
+    async with streams(gateway.address) as attach:
+        stream = attach()
+        await stream.send(hello(session="s" * 1_000_000))
+        assert "at most 512" in (await stream.next("goodbye")).detail
+
+
 async def test_a_client_that_is_never_heard_is_given_up_and_may_come_back(world: World) -> None:
     gateway = await world.gateway((), "gateway.heartbeat_interval_s=0.1")
     async with streams(gateway.address) as attach:

@@ -131,6 +131,17 @@ async def test_without_room_only_acknowledged_results_go_and_the_rest_is_refused
     assert isinstance(await ledger.load(record(0).key), CallRecord)
 
 
+async def test_the_requests_of_calls_that_run_are_counted_until_they_end() -> None:
+    ledger = MemoryLedger(LedgerSettings(max_bytes=1 << 16))
+    taken = 0
+    while isinstance(made := await ledger.create(replace(record(taken), request_bytes=10_000)), Created):
+        taken += 1
+    assert isinstance(made, Full)
+    assert taken == 6
+    await ledger.finish(record(0).key, ending(), 1.0)
+    assert isinstance(await ledger.create(replace(record(taken), request_bytes=10_000)), Created)
+
+
 async def test_bytes_are_bounded_as_well() -> None:
     ledger = MemoryLedger(LedgerSettings(max_bytes=1 << 16))
     for n in range(100):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from node_runtime.outcomes import make_final
 from tool_gateway.hub import Goodbye, SessionHub
-from tool_gateway.session import MAX_CONTROL, Event, Session
+from tool_gateway.session import MAX_CONTROL, MAX_REFUSED_BYTES, Event, Session
 from tool_gateway.settings import GatewaySettings
 
 FRAME = 65_536
@@ -95,6 +95,33 @@ def test_control_that_nobody_reads_is_bounded() -> None:
     for n in range(MAX_CONTROL):
         assert made.add_control(pong(n))
     assert not made.add_control(pong(0))
+
+
+def refusal(n: int, size: int = 10) -> gateway_pb2.ServerFrame.Result:
+    return gateway_pb2.ServerFrame.Result(key=f"k{n}", final=make_final(tool_pb2.OUTCOME_PROTOCOL, text="x" * size))
+
+
+def test_refusals_that_nobody_acknowledges_are_bounded_and_those_acknowledged_make_room() -> None:
+    made = session()
+    for round_ in range(3):
+        taken = 0
+        while made.add_refusal(refusal(taken, size=100_000)):
+            taken += 1
+        assert 0.8 * MAX_REFUSED_BYTES < taken * 100_000 < MAX_REFUSED_BYTES
+        made.add_result(result(10**6 + round_))
+        made.renumber([])
+        assert made.unacked == taken + 1
+        assert not made.add_refusal(refusal(0, size=100_000)), "another number is no room"
+        made.ack(made.next_seq)
+    assert not made.add_refusal(refusal(0, size=MAX_REFUSED_BYTES))
+
+
+def test_a_refusal_of_a_key_does_not_stand_for_its_result() -> None:
+    made = session()
+    made.add_refusal(refusal(0))
+    assert not made.holds_result("k0")
+    made.add_result(result(0))
+    assert made.holds_result("k0")
 
 
 @given(
