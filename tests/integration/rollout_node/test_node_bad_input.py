@@ -115,4 +115,4 @@ async def test_a_signal_while_it_waits_ends_it_at_once(world: World, model: Path
             await asyncio.sleep(0.05)
     began = time.monotonic()
     assert await node.terminate() == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # the wait itself would take 60
