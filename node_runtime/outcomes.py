@@ -151,6 +151,11 @@ def fault_name(fault: Fault) -> str:
     return f"FAULT_{int(fault)}"
 
 
+def sendable(text: str) -> str:
+    """The text as a message can hold it: halves of surrogate pairs (file names that are no UTF-8) become "?"."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def make_final(
     outcome: Outcome,
     *,
@@ -161,7 +166,7 @@ def make_final(
     retry_after_ms: int | None = None,
 ) -> tool_pb2.Final:
     """A Final whose fault follows the table. `detail` is for people, `text` for the model."""
-    final = tool_pb2.Final(outcome=outcome, fault=fault_of(outcome, fault), started=started, detail=detail)
+    final = tool_pb2.Final(outcome=outcome, fault=fault_of(outcome, fault), started=started, detail=sendable(detail))
     if text is not None:
         body = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         try:

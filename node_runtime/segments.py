@@ -9,6 +9,7 @@ logprob and the weight version that made it, and no other token has either.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -185,9 +186,15 @@ class Columns:
                 )
         elif segment.logprobs or versions:
             raise SegmentError(f"segment {index} carries logprobs or versions, which only model tokens have")
+        elif any(segment.loss_mask):
+            raise SegmentError(f"segment {index} trains tokens that no model sampled: its loss mask must be empty or 0")
+        logprobs = _from_bytes("f", segment.logprobs)
+        # One that is no number makes the sum none; float32 values cannot overflow a double.
+        if not math.isfinite(sum(logprobs)):
+            raise SegmentError(f"segment {index} has a logprob that is no finite number")
         start, logprob_start = len(self.ids), len(self.logprobs)
         self.ids.extend(_from_bytes("i", segment.token_ids))
-        self.logprobs.extend(_from_bytes("f", segment.logprobs))
+        self.logprobs.extend(logprobs)
         view = SegmentView(segment.kind, start, len(self.ids), segment.turn, segment.call_key, segment.kv_mode)
         view.logprob_start, view.versions, view.loss_bits = logprob_start, versions, segment.loss_mask
         self.segments.append(view)

@@ -140,8 +140,9 @@ class Calls:
         bound = tool.options.max_concurrency
         if bound and self._working[tool.name] >= bound:
             return self._overloaded(f"{bound} calls of tool '{tool.name}' run already, its bound", tool)
-        if not tool.is_async and not self._threads.has_room:
-            return self._overloaded(f"all {self._settings.threads} threads of this backend are busy", tool)
+        # The thread is there before the key is in the journal: whatever can be refused is refused before the start.
+        if not tool.is_async and not self._threads.make_ready():
+            return self._overloaded(f"no thread is free, {self._threads.busy} are busy", tool)
         call = Call(key=invocation.key, tool=tool, started_at=now)
         begun = self.journal.begin(invocation.key, digest, call, now, idempotent=tool.idempotent)
         if begun is not Begin.STARTED:

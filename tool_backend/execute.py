@@ -52,8 +52,8 @@ def run_sync(
 
 def _failed(tool: Tool, context: ToolContext, error: BaseException, max_bytes: int) -> tool_pb2.Final:
     if isinstance(error, ToolError):
-        return error_final(str(error), max_bytes=max_bytes)
-    detail = str(error) if isinstance(error, UnusableResult) else f"it raised {type(error).__name__}: {error}"
+        return error_final(_text(error), max_bytes=max_bytes)
+    detail = _text(error) if isinstance(error, UnusableResult) else f"it raised {type(error).__name__}: {_text(error)}"
     detail = f"tool '{tool.name}': {detail}"[:1000]
     _log.error("tool failed", tool=tool.name, key=context.key, exc_info=error)
     if isinstance(error, MemoryError):
@@ -63,3 +63,10 @@ def _failed(tool: Tool, context: ToolContext, error: BaseException, max_bytes: i
     else:
         sentence = f"The tool '{tool.name}' failed with an internal error ({type(error).__name__})."
     return error_final(sentence, max_bytes=max_bytes, detail=detail)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001  (whoever wrote the exception is not the one who reads it)
+        return f"(its text cannot be had: its __str__ raised {type(second).__name__})"

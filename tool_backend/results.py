@@ -24,7 +24,7 @@ from typing import Any
 import pydantic_core
 from fermata.v1 import tool_pb2
 
-from node_runtime.outcomes import make_final, model_sentence
+from node_runtime.outcomes import make_final, model_sentence, sendable
 
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=pydantic_core.to_jsonable_python)
 
@@ -64,7 +64,7 @@ def ok_final(value: Any, *, max_bytes: int) -> tool_pb2.Final:
             final.structured_json = structured
         else:
             final.truncated = True
-            final.total_bytes = max(final.total_bytes, len(structured))
+            final.total_bytes = final.total_bytes or len(structured)  # of the text, where there is one
     if result.cost:
         final.usage.cost = result.cost
     return final
@@ -76,7 +76,7 @@ def error_final(sentence: str, *, max_bytes: int, detail: str = "") -> tool_pb2.
         outcome=tool_pb2.OUTCOME_TOOL_ERROR,
         fault=tool_pb2.FAULT_MODEL,
         started=tool_pb2.STARTED_YES,
-        detail=detail,
+        detail=sendable(detail),
     )
     text = sentence or model_sentence(tool_pb2.OUTCOME_TOOL_ERROR)
     _put_text(final, _to_bytes(text), "text/plain", max_bytes)

@@ -15,6 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from node_runtime.logs import get_logger
+
+_log = get_logger(__name__)
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", contextvars.Context]
 
 
@@ -27,10 +30,20 @@ class ThreadPool:
         self._threads = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # never longer than the number of idle threads
 
-    @property
-    def has_room(self) -> bool:
-        """Whether ``submit`` may be called."""
-        return self._busy < self._size
+    def make_ready(self) -> bool:
+        """See to it that a thread is there for the next job. False: ``submit`` may not be called."""
+        if self._busy >= self._size:
+            return False
+        if self._threads > self._busy:
+            return True
+        loop = asyncio.get_running_loop()
+        try:
+            threading.Thread(target=self._work, args=(loop,), name=f"tool-{self._threads + 1}", daemon=True).start()
+        except RuntimeError as error:  # the machine, or a limit on this process, has no thread left
+            _log.warning("a thread could not be started", threads=self._threads, why=str(error))
+            return False
+        self._threads += 1
+        return True
 
     @property
     def busy(self) -> int:
@@ -39,14 +52,11 @@ class ThreadPool:
 
     def submit(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run ``function`` in a thread; the future holds what it returned or raised, also where nobody waits for it."""
-        if not self.has_room:
-            raise RuntimeError("no thread is free; ask has_room first")
+        if not self.make_ready():
+            raise RuntimeError("no thread is free; ask make_ready first")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._busy += 1
-        if self._threads < self._busy:
-            self._threads += 1
-            threading.Thread(target=self._work, args=(loop,), name=f"tool-{self._threads}", daemon=True).start()
         self._jobs.put((function, future, contextvars.copy_context()))
         return future
 

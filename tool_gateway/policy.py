@@ -211,14 +211,18 @@ def vouch(final: tool_pb2.Final, *, unproven: bool) -> tool_pb2.Final:
 
 
 def cut_output(final: tool_pb2.Final, max_bytes: int) -> tool_pb2.Final:
-    """The Final with at most `max_bytes` of output; a cut one says so, and keeps the size of the whole."""
-    size = sum(_part_bytes(part) for part in final.parts) + len(final.structured_json)
-    if size <= max_bytes:
+    """The Final with at most `max_bytes` of output; a cut one says so, and keeps the size of the whole content.
+
+    The content goes before its structured twin, which is left out as a whole: of a content that is all there nobody is
+    told that bytes are missing.
+    """
+    content = sum(_part_bytes(part) for part in final.parts)
+    if content + len(final.structured_json) <= max_bytes:
         return final
     out = tool_pb2.Final()
     out.CopyFrom(final)
     del out.parts[:]
-    out.total_bytes = max(final.total_bytes, size)
+    out.total_bytes = max(final.total_bytes, content if final.parts else len(final.structured_json))
     out.truncated = True
     left = max_bytes
     for part in final.parts:

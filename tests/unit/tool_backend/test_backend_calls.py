@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fermata.v1 import tool_pb2
 
-from tool_backend import Tool, ToolContext, tool
+from tool_backend import Tool, ToolContext, ToolError, tool
 from tool_backend import calls as calls_module
 from tool_backend.calls import Admission, Calls
 from tool_backend.delay import chosen_delay
@@ -210,7 +210,7 @@ async def test_threads_and_the_journal_are_bounds_too(make: Make) -> None:
     gate = Gate()
     calls = make(gate.thread_tool(), threads=1)
     first = invoke(calls, key="k0")
-    assert "threads" in (await end(invoke(calls, key="k1"))).detail
+    assert "no thread is free, 1 are busy" in (await end(invoke(calls, key="k1"))).detail
     gate.thread_opened.set()
     await end(first)
     small = make(Gate().tool(), journal=JournalSettings(max_entries=1))
@@ -218,6 +218,49 @@ async def test_threads_and_the_journal_are_bounds_too(make: Make) -> None:
     final = await end(invoke(small, key="k1"))
     assert (final.outcome, final.started) == (tool_pb2.OUTCOME_OVERLOADED, NO)
     assert "journal" in final.detail
+
+
+async def test_a_thread_that_cannot_be_had_refuses_the_call_and_leaves_its_key_free(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gate = Gate()
+    calls = make(gate.thread_tool())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        refused = await end(invoke(calls))
+    assert (refused.outcome, refused.started) == (tool_pb2.OUTCOME_OVERLOADED, NO)
+    assert calls.journal.running == 0
+    gate.thread_opened.set()
+    assert (await end(invoke(calls))).outcome == tool_pb2.OUTCOME_OK
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError("file \udcff"), "file ?"), (Mute(), "__str__ raised LookupError"), (ToolError("\udcff"), None)],
+)
+async def test_an_error_whose_text_cannot_travel_is_still_the_tools(
+    make: Make, in_thread: bool, error: Exception, said: str | None
+) -> None:
+    @tool(name="gate")
+    def in_a_thread() -> str:
+        raise error
+
+    @tool(name="gate")
+    async def in_the_loop() -> str:
+        raise error
+
+    final = await end(invoke(make(in_a_thread if in_thread else in_the_loop)))
+    assert (final.outcome, final.fault) == (tool_pb2.OUTCOME_TOOL_ERROR, tool_pb2.FAULT_MODEL)
+    assert said is None or said in final.detail
 
 
 @pytest.mark.parametrize("in_thread", [False, True])

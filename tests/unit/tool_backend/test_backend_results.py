@@ -87,6 +87,12 @@ def test_structured_output_beyond_the_bound_is_left_out_whole() -> None:
     assert len(final.parts[0].text) == 50
 
 
+def test_a_text_that_is_all_there_is_not_said_to_lack_bytes_where_its_structured_twin_is_left_out() -> None:
+    final = ok_final(ToolResult("short", structured=["x" * 100]), max_bytes=50)
+    assert (final.parts[0].text, final.structured_json) == (b"short", b"")
+    assert (final.truncated, final.total_bytes) == (True, 5)
+
+
 def test_is_error_and_cost() -> None:
     @tool(cost_unit="cents")
     def costly() -> ToolResult:

@@ -159,6 +159,17 @@ def test_what_cannot_be_split_is_left_out_of_a_cut_output() -> None:
     assert cut_output(final, 1).structured_json == b""
 
 
+def test_a_text_that_is_all_there_is_not_said_to_lack_bytes_where_its_structured_twin_is_left_out() -> None:
+    text = b'["' + b"x" * 20 + b'"]'
+    final = tool_pb2.Final(parts=[tool_pb2.ContentPart(text=text)], structured_json=text, total_bytes=len(text))
+    cut = cut_output(final, 30)
+    assert (cut.parts[0].text, cut.structured_json) == (text, b"")
+    assert (cut.truncated, cut.total_bytes) == (True, len(text))
+    del final.parts[:]
+    final.total_bytes = 0
+    assert cut_output(final, 10).total_bytes == len(text)
+
+
 def test_not_started_speaks_for_every_attempt() -> None:
     """An idempotent tool: the first attempt was lost, the last refused. It may have started, at the first."""
     refused = make_final(tool_pb2.OUTCOME_NOT_STARTED, detail="refused", started=tool_pb2.STARTED_NO)
