@@ -80,7 +80,8 @@ def restore(
         raise SnapshotRefused(f"the snapshot says {snapshot.total_tokens} tokens but holds {len(columns)}")
     if not columns.segments:
         raise SnapshotRefused("the snapshot holds no tokens: start the trajectory instead")
-    if len(columns) >= spec.bounds.max_context_tokens:
+    # One that is just full ends with LENGTH, here as there.
+    if len(columns) > spec.bounds.max_context_tokens:
         raise SnapshotRefused(
             f"the snapshot has {len(columns)} tokens and the context at most {spec.bounds.max_context_tokens}: "
             "no turn fits"

@@ -230,6 +230,12 @@ class Trajectory:
             name = outcomes.outcome_name(final.outcome)
             reason = f"call {key} of tool {call.tool!r} ended {name}" + (f": {final.detail}" if final.detail else "")
             return Fail(outcomes.fault_of(final.outcome, final.fault), final.outcome, reason, call.tool)
+        if final.outcome == tool_pb2.OUTCOME_UNKNOWN_TOOL:
+            # It was offered, from the gateway's own catalogue: that it is gone now is not the model's mistake.
+            reason = (
+                f"call {key} of tool {call.tool!r} ended UNKNOWN_TOOL, though the tool was served when it was offered"
+            )
+            return Fail(tool_pb2.FAULT_INFRA, final.outcome, reason, call.tool)
         return Generate() if self.state is State.PARKED and self.all_answered else None
 
     def take_answers(self, turns: TurnFormat, now: float) -> Step:

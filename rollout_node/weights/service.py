@@ -188,10 +188,13 @@ class WeightSyncServicer(weights_pb2_grpc.WeightSyncServiceServicer):
         self._refuse_if(self.state.refuse_step("Finish", context, pb.SYNC_PHASE_UPDATING))
         self._refuse_if(handshake.refuse_finish(request))
         self.state.proving()
+        outcome = tool_pb2.OUTCOME_INTERNAL
         try:
             async with asyncio.timeout(_left(end)):
                 await self._prove(request, response)
         except (EngineError, TimeoutError) as error:
+            # No proof against the weights: the trainer goes on with its other nodes.
+            outcome = tool_pb2.OUTCOME_INDETERMINATE
             response.proof.holds = False
             response.proof.detail = (
                 str(error) or f"the proof of version {describe(context.version)} was not made within its deadline"
@@ -206,7 +209,7 @@ class WeightSyncServicer(weights_pb2_grpc.WeightSyncServiceServicer):
             reason = f"version {describe(context.version)} failed its proof: {response.proof.detail}"
             self._engine.refuse(f"{reason}; this node serves nothing until a full sync proves itself")
             log.error(reason)
-            raise StepError(reason, tool_pb2.OUTCOME_INTERNAL)
+            raise StepError(reason, outcome)
         self.state.proven()
         self._proof = self._last_proof
         WEIGHT_VERSION.set(context.version.number)

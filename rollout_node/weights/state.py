@@ -50,7 +50,8 @@ class SyncState:
         if self.syncing is not None:
             return f"Start during the sync of version {describe(self.syncing)}: Finish or Abort it first"
         if request.kind not in (pb.UPDATE_KIND_UNSPECIFIED, pb.UPDATE_KIND_FULL):
-            return f"{pb.UpdateKind.Name(request.kind)} is not supported by this node: send UPDATE_KIND_FULL"
+            kind = pb.UpdateKind.Name(request.kind) if request.kind in pb.UpdateKind.values() else str(request.kind)
+            return f"update kind {kind} is not supported by this node: send UPDATE_KIND_FULL"
         if request.context.target.adapter_id:
             return f"adapter {request.context.target.adapter_id!r} is not served here: name only the model"
         if self.group_lineage is None:

@@ -134,3 +134,29 @@ def test_eight_bytes_a_model_token() -> None:
     used = columns.ids.buffer_info()[1] * 4 + columns.logprobs.buffer_info()[1] * 4
     assert (len(columns), len(columns.segments), used) == (4096, 1, 8 * 4096)
     assert seg.unpack_ids(seg.pack_ids(columns.ids)) == columns.ids
+
+
+@pytest.mark.parametrize("kind", [seg.PROMPT, seg.TOOL, seg.INJECTED, 77])
+def test_only_tokens_that_a_model_sampled_can_be_trained(kind: int) -> None:
+    segment = pb.Segment(kind=kind, token_ids=seg.pack_ids([5, 6, 7]), loss_mask=b"\x00")  # type: ignore[arg-type]
+    assert sum(Columns.unpack([segment]).loss_mask()) == 0
+    segment.loss_mask = b"\x04"
+    with pytest.raises(SegmentError, match="segment 0 trains tokens that no model sampled"):
+        Columns.unpack([segment])
+
+
+def test_a_models_own_mask_is_read_lowest_bit_first() -> None:
+    columns = Columns()
+    columns.append(seg.PROMPT, [1, 2])
+    columns.append(seg.MODEL, list(range(10)), logprobs=[-0.5] * 10, version=V1)
+    segments = columns.pack()
+    segments[1].loss_mask = bytes([0b10000101, 0b10])
+    assert list(Columns.unpack(segments).loss_mask()) == [0, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_logprob_that_is_no_number_is_refused(value: float) -> None:
+    columns = Columns()
+    columns.append(seg.MODEL, [1, 2, 3], logprobs=[-0.5, value, -3e38], version=V1)
+    with pytest.raises(SegmentError, match="segment 0 has a logprob that is no finite number"):
+        Columns.unpack(columns.pack())

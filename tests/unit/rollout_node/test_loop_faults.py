@@ -155,3 +155,15 @@ async def test_a_request_that_ends_unasked_masks_the_trajectory() -> None:
         failed = (await node.next("failed")).failed
         assert "(abort)" in failed.reason
         assert failed.fault == tool_pb2.FAULT_INFRA
+
+
+async def test_an_offered_tool_that_is_unknown_to_the_gateway_now_is_not_the_models_mistake() -> None:
+    engine, tools = ScriptedEngine(one_call_then()), ScriptedTools()
+    async with Node(engine, tools) as node:
+        node.start()
+        await settle()
+        tools.pending[0].answer("there is no tool 'calculator'", tool_pb2.OUTCOME_UNKNOWN_TOOL)
+        failed = (await node.next("failed")).failed
+        assert (failed.fault, failed.outcome) == (tool_pb2.FAULT_INFRA, tool_pb2.OUTCOME_UNKNOWN_TOOL)
+        assert "was served when it was offered" in failed.reason
+        assert len(engine.requests) == 1

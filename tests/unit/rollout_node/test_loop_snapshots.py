@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fermata.v1 import rollout_pb2 as pb
 
-from node_runtime.segments import PROMPT, Columns, merge
+from node_runtime.segments import PROMPT, TOOL, Columns, merge
 from tests.unit.rollout_node.scripted import (
     TURNS,
     Node,
@@ -188,3 +189,29 @@ async def test_drain_hands_over_parked_at_once_and_sampled_at_their_turns_end() 
         await node.loop.books.none_open()
         node.start("late")
         assert "leaving" in (await node.next("rejected")).rejected.reason
+
+
+@pytest.mark.parametrize("parked", [True, False])
+async def test_a_snapshot_that_just_fills_the_context_ends_with_length_as_it_would_have_where_it_was(
+    parked: bool,
+) -> None:
+    tools = ScriptedTools()
+    async with Node(ScriptedEngine(one_call_then()), tools) as node:
+        node.start()
+        snapshot = (await node.next("parked")).parked.snapshot
+    if not parked:
+        # As at a boundary after the answers.
+        columns = Columns.unpack(snapshot.segments)
+        columns.append(TOOL, [1, 2, 3], turn=1, call_key="run/t/0/0/0")
+        del snapshot.pending[:], snapshot.segments[:]
+        snapshot.segments.extend(columns.pack())
+        snapshot.total_tokens = len(columns)
+    engine, more = ScriptedEngine(one_call_then()), ScriptedTools(auto=True)
+    async with Node(engine, more, limits={"max_context_tokens": snapshot.total_tokens}) as node:
+        resume(node, snapshot)
+        finished = (await node.next("finished")).finished
+        assert finished.reason == pb.FINISH_REASON_LENGTH
+        assert not engine.requests
+    async with Node(engine, more, limits={"max_context_tokens": snapshot.total_tokens - 1}) as node:
+        resume(node, snapshot)
+        assert "no turn fits" in (await node.next("rejected")).rejected.reason

@@ -105,3 +105,10 @@ def test_given_up_untouched_goes_on_and_touched_does_not(joined: SyncState) -> N
     assert not joined.given_up(touched=False)
     run_to_proof(joined, 4)
     assert joined.phase == pb.SYNC_PHASE_IDLE
+
+
+@pytest.mark.parametrize(("kind", "named"), [(pb.UPDATE_KIND_DELTA, "UPDATE_KIND_DELTA"), (77, "77")])
+def test_an_update_kind_that_is_not_served_or_not_known_is_refused_in_a_sentence(
+    joined: SyncState, kind: int, named: str
+) -> None:
+    assert f"update kind {named} is not supported" in (joined.refuse_start(start(1, kind=kind)) or "")
