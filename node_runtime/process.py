@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 
 from node_runtime import logs
 from node_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NodeError
+from node_runtime.interrupts import exit_now
 from node_runtime.runtime_settings import RuntimeSettings
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -93,7 +94,7 @@ def _leave_threads(before: set[threading.Thread], name: str, code: int) -> int:
         thread.join(timeout=max(0.0, deadline - time.monotonic()))
     hanging = [thread.name for thread in left if thread.is_alive()]
     if hanging:
-        _exit_now(name, f"ended without waiting for {len(hanging)} hanging threads ({', '.join(hanging[:3])})", code)
+        exit_now(name, f"ended without waiting for {len(hanging)} hanging threads ({', '.join(hanging[:3])})", code)
     return code
 
 
@@ -137,7 +138,7 @@ async def _main_until_stopped(main: Callable[[Lifetime], Awaitable[None]], lifet
     finally:
         stopped.cancel()
     # Tasks and threads that did not end in time may hold the interpreter too: leave without them.
-    _exit_now(lifetime.process, _too_slow(grace_s), EXIT_FAILED)
+    exit_now(lifetime.process, _too_slow(grace_s), EXIT_FAILED)
     return EXIT_FAILED
 
 
@@ -183,7 +184,7 @@ class _Ending:
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self._signalled:
-            _exit_now(self._process, "interrupted twice, ended at once", EXIT_INTERRUPTED)
+            exit_now(self._process, "interrupted twice, ended at once", EXIT_INTERRUPTED)
         self._signalled = True
         self.begin()
         if self._tell is not None:
@@ -193,27 +194,13 @@ class _Ending:
                 return
 
     def _bite(self) -> None:
-        _exit_now(self._process, _too_slow(self._grace_s), EXIT_FAILED)
+        exit_now(self._process, _too_slow(self._grace_s), EXIT_FAILED)
 
 
 def _say(process: str, text: str) -> None:
     for line in text.splitlines():
         sys.stderr.write(f"{process}: {line}\n")
     sys.stderr.flush()
-
-
-def _exit_now(process: str, sentence: str, code: int) -> None:
-    os.write(2, f"{process}: {sentence}\n".encode())
-    os._exit(code)
-
-
-def interruptible_start(process: str) -> None:
-    """For the top of a program whose imports take seconds: until run() takes over, Ctrl-C is one sentence and 130."""
-
-    def on_signal(_number: int, _frame: object) -> None:
-        _exit_now(process, "interrupted while starting", EXIT_INTERRUPTED)
-
-    signal.signal(signal.SIGINT, on_signal)
 
 
 def exit_with_parent(parent_pid: int | None = None) -> None:

@@ -19,6 +19,7 @@ from fermata.v1 import tool_pb2_grpc
 from node_runtime import logs, process
 from node_runtime.errors import EXIT_OK, NodeError
 from node_runtime.grpc_server import NodeServer
+from node_runtime.interrupts import interruptible_start
 from node_runtime.logs import get_logger
 from node_runtime.metrics import start_metrics, stop_metrics
 from node_runtime.runtime_settings import RuntimeSettings
@@ -82,6 +83,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _run(source: ToolSource, settings: Mapping[str, Section]) -> int:
     runtime = cast(RuntimeSettings, settings["runtime"])
     backend = cast(BackendSettings, settings["backend"])
+    interruptible_start("tool_backend")  # tools may import for seconds
     guard = StdoutGuard()
     guard.install()
     logs.configure(runtime, "tool_backend")

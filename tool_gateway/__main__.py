@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from typing import cast
 
+from node_runtime.interrupts import interruptible_start
+
+if __name__ == "__main__":
+    interruptible_start("tool_gateway")  # before the imports that take their time
+
 from node_runtime.process import Lifetime, run
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import load_for_process

@@ -44,9 +44,9 @@ async def serve(settings: GatewaySettings, runtime: RuntimeSettings, lifetime: L
         server = NodeServer(runtime, settings.host, settings.port, what="gateway")
         add_ToolGatewayServiceServicer_to_server(service, server.server)
         server.register(SERVICE)
-        port = await server.start()
         metrics_port = start_metrics(runtime)
         try:
+            port = await server.start()
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(backends.run(), name="backends"),

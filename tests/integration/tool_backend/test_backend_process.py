@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -433,6 +434,32 @@ async def test_bad_things_at_start(
     sentence = err.strip().splitlines()[-1]
     assert part in sentence
     assert sentence.startswith(("tool_backend: ", "python -m tool_backend"))
+
+
+async def test_ctrl_c_while_a_tools_module_is_still_being_imported_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "slow_tools.py").write_text(
+        "import signal, threading\nprint('importing', flush=True)\nthreading.Event().wait(50)\n"
+    )
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tool_backend",
+        "slow_tools:tool",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"},
+    )
+    assert child.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            assert await child.stderr.readline() == b"importing\n"  # what a tool prints never reaches stdout
+            child.send_signal(signal.SIGINT)
+            assert (await child.stderr.read()).decode() == "tool_backend: interrupted while starting\n"
+            assert await child.wait() == 130
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
 
 
 async def test_a_port_in_use_is_one_sentence(odd: Backend) -> None:

@@ -306,6 +306,8 @@ async def test_a_port_in_use_ends_the_gateway_with_one_sentence(world: World) ->
     gateway = await world.gateway()
     with pytest.raises(AssertionError, match=f"port {gateway.port} on 127.0.0.1 is in use"):
         await world.gateway(port=gateway.port)
+    with pytest.raises(AssertionError, match=r"ended: tool_gateway: /metrics: port \d+ .*for a free one\n$"):
+        await world.gateway((), f"runtime.metrics_port={gateway.port}")
 
 
 async def test_the_sdks_backend_serves_the_same_gateway(world: World) -> None:

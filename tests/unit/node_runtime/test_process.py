@@ -203,8 +203,8 @@ def test_a_parent_that_is_gone_already_is_noticed() -> None:
 
 def test_ctrl_c_during_the_imports_is_one_sentence() -> None:
     source = (
-        "from node_runtime import process\n"
-        "process.interruptible_start('node')\n"
+        "from node_runtime import interrupts\n"
+        "interrupts.interruptible_start('node')\n"
         "print('{\"ready\": true}', flush=True)\n"
         "import time\n"
         "time.sleep(1000)\n"
