@@ -15,7 +15,7 @@ import pytest_asyncio
 from tests.integration.rollout_node.node_world import World, node_settings
 from tests.support.tiny_model import TinyModel, build
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest_asyncio.fixture
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def ends(world: World, *settings: str) -> tuple[int, str]:
     """Exit code, and what the node said on stderr in sentences of its own (log lines left out)."""
     node = await world.launch("rollout_node", settings=settings)
-    code = await node.ended(60)
+    code = await node.ended(150)
     said = [line for line in node.log().splitlines() if line.startswith("rollout_node: ")]
     return code, "\n".join(said)
 
@@ -110,7 +110,7 @@ async def test_a_gateway_that_is_down_is_waited_for_and_then_named(world: World,
 
 async def test_a_signal_while_it_waits_ends_it_at_once(world: World, model: Path) -> None:
     node = await world.launch("rollout_node", settings=node_settings(model, "127.0.0.1:1", "rollout.gateway_wait_s=60"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while "waiting for a tool gateway" not in node.log():  # noqa: ASYNC110 - another process' file
             await asyncio.sleep(0.05)
     began = time.monotonic()

@@ -280,23 +280,24 @@ def test_a_schema_that_leads_back_to_itself_is_taken(schema: dict[str, Any]) -> 
     check(schema, "{}")
 
 
-CASES = Path(__file__).parents[4] / "shared" / "cases"
+OWN = Path(__file__).parents[2] / "cases"
+SHARED = Path(__file__).parents[4] / "shared" / "cases"
+"""Cases that may lie beside the checkout."""
 
 
-def _rows() -> list[tuple[str, str, bytes, list[str] | None]]:
-    """Calls of the shared cases that reach validation: id, tool, arguments, words expected (None: they fit)."""
+def _rows() -> list[tuple[str, Path, str, bytes]]:
+    """Calls of the cases that reach validation and fit: id, folder, tool, arguments."""
     rows = []
-    for line in (CASES / "turns.jsonl").read_text(encoding="utf-8").splitlines() if CASES.is_dir() else []:
-        row = json.loads(line)
-        for call in row["calls"]:
-            if "args" in call:
-                rows.append((row["id"], call["tool"], call["args"].encode(), None))
+    for folder in (OWN, SHARED):
+        for line in (folder / "turns.jsonl").read_text(encoding="utf-8").splitlines() if folder.is_dir() else []:
+            row = json.loads(line)
+            for call in row["calls"]:
+                if "args" in call:
+                    rows.append((row["id"], folder, call["tool"], call["args"].encode()))
     return rows
 
 
-@pytest.mark.parametrize(("case", "tool", "args", "words"), _rows())
-def test_shared_cases_that_must_reach_the_backend_fit(
-    case: str, tool: str, args: bytes, words: list[str] | None
-) -> None:
-    tools = {spec["name"]: spec["parameters"] for spec in json.loads((CASES / "tools.json").read_text())}
+@pytest.mark.parametrize(("case", "folder", "tool", "args"), _rows())
+def test_cases_that_must_reach_the_backend_fit(case: str, folder: Path, tool: str, args: bytes) -> None:
+    tools = {spec["name"]: spec["parameters"] for spec in json.loads((folder / "tools.json").read_text())}
     assert check(tools[tool], args) is None, case
