@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from fermata.v1 import gateway_pb2, tool_pb2
 
 from node_runtime.schema import ArgumentValidator, SchemaError
+
+MAX_NAME: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class CatalogueBuilder:
     """Keeps compiled schemas over rebuilds. `complaints` of the last build are sentences, each new one once."""
 
     def __init__(self) -> None:
+        self.left_out: dict[str, str] = {}
+        """Tools that are served and cannot be called, with the sentence that says why."""
         self._validators: dict[bytes, ArgumentValidator | str] = {}
         self._told: set[str] = set()
 
@@ -52,6 +57,7 @@ class CatalogueBuilder:
                 versions.setdefault(spec.name, {}).setdefault(spec.version_hash, []).append((backend, spec))
         tools: dict[str, Tool] = {}
         complaints: list[str] = []
+        self.left_out = {}
         for name, by_version in versions.items():
             # max() keeps the first of equals, and dicts keep the order of the settings.
             chosen = max(by_version, key=lambda version: sum(b.connected for b, _ in by_version[version]))
@@ -64,9 +70,10 @@ class CatalogueBuilder:
                     f"the tool {name!r} is served in {len(by_version)} versions: its calls go to version {chosen!r} at "
                     f"{there} only, and not to {', '.join(others)}; bring all to one version"
                 )
-            validator = self._validator(spec)
+            validator = _name_problem(name) or self._validator(spec)
             if isinstance(validator, str):
-                complaints.append(f"the tool {name!r} of {served[0][0].address} is left out: {validator}")
+                self.left_out[name] = f"the tool {name[:80]!r} of {served[0][0].address} is left out: {validator}"
+                complaints.append(self.left_out[name])
                 continue
             addresses = frozenset(backend.address for backend, _ in served)
             tools[name] = Tool(spec, validator, addresses, sum(backend.serving for backend, _ in served))
@@ -84,6 +91,13 @@ class CatalogueBuilder:
             except SchemaError as error:
                 self._validators[schema] = str(error)
         return self._validators[schema]
+
+
+def _name_problem(name: str) -> str | None:
+    """Names are metric labels and words in prompts."""
+    if not name or len(name) > MAX_NAME or not name.isprintable() or " " in name:
+        return f"a name has 1 to {MAX_NAME} printable characters and no blanks"
+    return None
 
 
 def unknown_tool_sentence(name: str, tools: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from fermata.v1 import tool_pb2
 from node_runtime.outcomes import make_final
 from node_runtime.spans import SpanWriter
 from tool_gateway.attempts import Again, Attempts, CancelBackend, Tell, left_s, record_span
-from tool_gateway.backends import Backends, InstanceReplaced, Lease, NoSuchTool
+from tool_gateway.backends import Backends, InstanceReplaced, Lease, NoSuchTool, ToolLeftOut
 from tool_gateway.calls import Call
 from tool_gateway.catalogue import unknown_tool_sentence
 from tool_gateway.ledger import LedgerStore
@@ -107,6 +107,8 @@ class Driver:
             tool = await self._backends.find(name)
         except NoSuchTool:
             return self._unknown(call)
+        except ToolLeftOut as left_out:  # the backend's fault: the model that calls the tool has done nothing wrong
+            return make_final(tool_pb2.OUTCOME_INTERNAL, detail=str(left_out), started=tool_pb2.STARTED_NO)
         call.waiting_for = ""
         if tool.spec.visibility in _GRADERS_ONLY and not call.start.grader:
             return self._unknown(call)

@@ -14,6 +14,7 @@ from fermata.v1 import tool_pb2
 from node_runtime.outcomes import fault_of, is_retryable, make_final, model_sentence, outcome_name
 from tool_gateway.settings import RetrySettings
 
+MAX_DETAIL: Final = 2000
 MAX_REJOINS: Final = 20
 """Cuts that one attempt survives: each needs an instance that had answered since the one before."""
 
@@ -180,11 +181,13 @@ def normalise(final: tool_pb2.Final, traits: ToolTraits) -> tool_pb2.Final:
         return make_final(tool_pb2.OUTCOME_PROTOCOL, detail=detail, started=tool_pb2.STARTED_UNKNOWN)
     out = tool_pb2.Final()
     out.CopyFrom(final)
+    if len(out.detail) > MAX_DETAIL:
+        out.detail = out.detail[:MAX_DETAIL] + "..."
     if outcome in (tool_pb2.OUTCOME_ATTEMPT_TIMEOUT, tool_pb2.OUTCOME_DEADLINE_EXCEEDED):
         out.fault = tool_pb2.FAULT_INFRA if final.started == tool_pb2.STARTED_NO else traits.timeout_fault
     elif outcome == tool_pb2.OUTCOME_CANCELLED:
         out.fault = tool_pb2.FAULT_INFRA  # whoever asked for a cancel has its result already
-        out.detail = final.detail or "the backend ended the call as cancelled, and nobody had asked for it"
+        out.detail = out.detail or "the backend ended the call as cancelled, and nobody had asked for it"
     else:
         out.fault = fault_of(outcome, final.fault)
     if out.started == tool_pb2.STARTED_UNSPECIFIED:

@@ -87,6 +87,9 @@ class HandMadeBackend(tool_pb2_grpc.ToolBackendServiceServicer):
             spec("short", idempotent=True, version_hash=version, max_output_bytes=10),
             spec("grade", idempotent=True, version_hash=version, visibility=tool_pb2.VISIBILITY_GRADER),
         ]
+        for tool in self.tools:
+            if tool.name in options.broken.split(","):
+                tool.input_schema_json = b'{"type":'
 
     def uptime_ms(self) -> int:
         return int((time.monotonic() - self.started_at) * 1000)
@@ -229,6 +232,7 @@ async def main() -> None:
     parser.add_argument("--ledger", type=Path, required=True)
     parser.add_argument("--without", default="", help="features not offered")
     parser.add_argument("--refuse", default="", help="tools answered OVERLOADED, not started")
+    parser.add_argument("--broken", default="", help="tools whose schema is none")
     parser.add_argument("--version", default="1", help="version_hash of the tools")
     options = parser.parse_args()
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)))

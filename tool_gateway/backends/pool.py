@@ -28,6 +28,10 @@ class NoSuchTool(LookupError):
     """Every pool has told what it serves, and none serves this."""
 
 
+class ToolLeftOut(LookupError):
+    """A backend serves the tool in a form that cannot be called; the text says why."""
+
+
 class InstanceReplaced(LookupError):
     """The only instance where a call may start will never be there again."""
 
@@ -92,8 +96,10 @@ class Backends:
         return [backend.address for backend in self.backends.values() if backend.described is None]
 
     async def find(self, name: str) -> Tool:
-        """The tool, waiting for pools that have not told yet. Raises NoSuchTool."""
+        """The tool, waiting for pools that have not told yet. Raises NoSuchTool or ToolLeftOut."""
         while (tool := self.tools.get(name)) is None:
+            if (why := self._builder.left_out.get(name)) is not None:
+                raise ToolLeftOut(why)
             if self.catalogue_known:
                 raise NoSuchTool(name)
             await self.changed.wait()
@@ -200,7 +206,10 @@ class Backends:
             Described(b.address, b.connected, b.serving, tuple(b.described.tools) if b.described is not None else ())
             for b in self.backends.values()
         ]
+        before = set(self.tools)
         self.tools, complaints = self._builder.build(described)
+        for name in before.difference(self.tools):
+            BACKEND_SERVING.labels(tool=name).set(0)
         for complaint in complaints:
             _log.warning(complaint)
         shown = [(name, tool.spec.version_hash, len(tool.addresses), tool.serving) for name, tool in self.tools.items()]

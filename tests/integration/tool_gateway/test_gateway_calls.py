@@ -79,6 +79,17 @@ async def test_a_callers_faulty_callback_and_oversized_arguments_disturb_nobody(
     assert world.starts() == {"run/t/0/0/2": 1}
 
 
+async def test_a_tool_that_its_backend_serves_in_an_unusable_form_is_not_the_models_fault(world: World) -> None:
+    backend = await world.backend("--broken", "echo")
+    gateway = await world.gateway([[backend.address]])
+    async with client(gateway.address) as caller:
+        broken = await call(caller, "run/t/0/0/0", "echo", text="a")
+        assert (broken.outcome, broken.fault) == (tool_pb2.OUTCOME_INTERNAL, tool_pb2.FAULT_INFRA)
+        assert "the tool 'echo' of" in broken.final.detail
+        assert "is left out: the schema is not JSON" in broken.final.detail
+        assert (await call(caller, "run/t/0/0/1", "pay", text="b")).text == b"b", "its other tools are served"
+
+
 async def test_times_that_no_message_can_hold_disturb_nobody(world: World) -> None:
     backend = await world.backend()
     gateway = await world.gateway([[backend.address]])

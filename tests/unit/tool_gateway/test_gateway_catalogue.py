@@ -49,6 +49,17 @@ def test_a_schema_that_cannot_be_used_leaves_the_tool_out_with_one_sentence() ->
     assert complaints[0].startswith("the tool 'echo' of a is left out: the schema")
 
 
+@pytest.mark.parametrize("name", ["", "two words", "bell\x07", "x" * 1000])
+def test_a_name_that_can_be_no_label_leaves_the_tool_out(name: str) -> None:
+    builder = CatalogueBuilder()
+    tools, complaints = builder.build([described("a", spec(name), spec("good"))])
+    assert set(tools) == {"good"}
+    assert "a name has 1 to 128 printable characters" in complaints[0]
+    assert set(builder.left_out) == {name}
+    builder.build([described("a", spec("good"))])
+    assert builder.left_out == {}
+
+
 def test_the_unknown_tool_sentence_names_what_there_is() -> None:
     assert unknown_tool_sentence("x", ["b", "a"]) == "there is no tool 'x'; the tools are: a, b"
     assert unknown_tool_sentence("x", []) == "there is no tool 'x'; there are no tools"

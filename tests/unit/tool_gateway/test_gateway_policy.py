@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from node_runtime.outcomes import make_final
 from tool_gateway.policy import (
+    MAX_DETAIL,
     MAX_REJOINS,
     Absent,
     AttemptEnd,
@@ -168,6 +169,11 @@ def test_a_text_that_is_all_there_is_not_said_to_lack_bytes_where_its_structured
     del final.parts[:]
     final.total_bytes = 0
     assert cut_output(final, 10).total_bytes == len(text)
+
+
+def test_a_backends_detail_is_a_sentence_and_not_a_book() -> None:
+    told = normalise(tool_pb2.Final(outcome=tool_pb2.OUTCOME_INTERNAL, detail="d" * 100_000), ONCE)
+    assert len(told.detail) == MAX_DETAIL + 3
 
 
 def test_not_started_speaks_for_every_attempt() -> None:
