@@ -24,7 +24,7 @@ from trainer_node.assignment import Assignment, Entry, Fate
 from trainer_node.node_stream import PROTOCOL_MINOR, NodeStream
 from trainer_node.settings import DispatchSettings
 from trainer_node.snapshots import CallTally, SnapshotStore, outcome_name
-from trainer_node.trajectory import Trajectory
+from trainer_node.trajectory import Trajectory, reason_name
 
 # A trajectory's own deadline is kept by its node; the trainer steps in this much later.
 DEADLINE_MARGIN_S = 10.0
@@ -188,13 +188,20 @@ class Dispatcher:
         connected = [node for node in self._core.nodes.values() if node.connected]
         return {node.member: self._streams[node.address].channel for node in connected}
 
-    def synced(self, members: Collection[str]) -> None:
-        """These members have proven that they serve this run's weights: only they get trajectories."""
+    def synced(self, members: Collection[str], asked: Collection[str] | None = None) -> None:
+        """These members have proven that they serve this run's weights: only they get trajectories.
+
+        `asked`: whom that sync was for. One of them that could not prove itself waits for the next sync that there is
+        anyway; `joined` stays set for those alone who came after it began.
+        """
         for node in self._core.nodes.values():
             node.synced = node.member in members
             # Its proof said so; its next Load will, or will not.
             node.serving = node.serving or node.synced
-        if all(node.synced or not node.connected for node in self._core.nodes.values()):
+        if not any(
+            node.connected and not node.synced and (asked is None or node.member not in asked)
+            for node in self._core.nodes.values()
+        ):
             self.joined.clear()
         self._wake.set()
 
@@ -229,7 +236,10 @@ class Dispatcher:
             if not self._core.is_current(address, said.trajectory_id, said.generation):
                 # From an owner before this one, or said again: it ends there, or nobody would acknowledge it.
                 if kind in ("finished", "failed", "handed_over"):
-                    self._acknowledge(address, said, said.snapshot.snapshot_seq if kind != "failed" else 0)
+                    # What an older owner brings is not held: the present one may still have to fetch those results.
+                    stored = said.trajectory_id not in self._core.entries
+                    seq = said.snapshot.snapshot_seq if kind != "failed" else 0
+                    self._acknowledge(address, said, seq, stored=stored)
                 return
             getattr(self, f"_on_{kind}")(address, said)
             self._wake.set()
@@ -300,6 +310,11 @@ class Dispatcher:
         if said.reason == pb.FINISH_REASON_DEADLINE:
             # How far a trajectory gets in a time depends on how busy the machines are: no reward may hang on that.
             self._end(said.trajectory_id, Masked("DEADLINE", "", "the trajectory's time ran out while it was sampled"))
+            return
+        if said.reason not in pb.FinishReason.values() or said.reason == pb.FINISH_REASON_UNSPECIFIED:
+            # A newer node's: whom such an end blames is not known, so it is not scored.
+            sentence = f"it ended for the reason {reason_name(said.reason)}, which this trainer does not know"
+            self._end(said.trajectory_id, Masked("PROTOCOL", "", sentence))
             return
         try:
             trajectory = Trajectory.of(said, merged)
@@ -377,9 +392,11 @@ class Dispatcher:
         address: str,
         said: pb.RunResponse.Parked | pb.RunResponse.Finished | pb.RunResponse.HandedOver | pb.RunResponse.Failed,
         snapshot_seq: int,
+        *,
+        stored: bool = True,
     ) -> None:
         ack = pb.RunRequest.AckSnapshot(
-            trajectory_id=said.trajectory_id, generation=said.generation, snapshot_seq=snapshot_seq, stored=True
+            trajectory_id=said.trajectory_id, generation=said.generation, snapshot_seq=snapshot_seq, stored=stored
         )
         self._streams[address].send(pb.RunRequest.Event(ack_snapshot=ack))
 

@@ -1,7 +1,7 @@
 """Held-out evaluation through the same rollout nodes.
 
-Invariant: every sample of an evaluation is made by exactly the weights it evaluates (nothing is synced meanwhile), and
-an accuracy is taken over scored samples only; how many were masked stands beside it.
+Invariant: every sample of an evaluation is made by exactly the weights it evaluates (no others are synced meanwhile),
+and an accuracy is taken over scored samples only; how many were masked stands beside it.
 """
 
 from __future__ import annotations

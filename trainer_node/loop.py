@@ -136,12 +136,33 @@ class TrainingLoop:
     async def evaluate(self, name: str, tasks: Sequence[Task], *, tools: bool = True) -> EvalResult:
         """Evaluate the present weights, and compare trainer and sampler on what the evaluation sampled."""
         version = self._publisher.version
-        result = await self._evaluator.evaluate(name, tasks, version, tools=tools)
+        evaluation = asyncio.create_task(self._evaluator.evaluate(name, tasks, version, tools=tools), name="evaluate")
+        supply = asyncio.create_task(self._keep_supplied(), name="supply nodes that join")
+        try:
+            await asyncio.wait((evaluation, supply), return_when=asyncio.FIRST_COMPLETED)
+            if supply.done():
+                await supply  # it ends by an error alone
+            result = await evaluation
+        finally:
+            for task in (evaluation, supply):
+                task.cancel()
+            await asyncio.gather(evaluation, supply, return_exceptions=True)
         if self._settings.eval.temperature == self._settings.temperature:
             trajectories: list[Trajectory] = [sample.trajectory for sample in result.samples[:64]]
             self._record.add_diff(await self._thread.run(self._update.compare, trajectories, version))
         self._stop_if_masked()
         return result
+
+    async def _supply(self) -> None:
+        """Nodes that joined get the present weights, under the present number."""
+        with self._record.phase("sync", version=self._publisher.version.number):
+            await self._publisher.publish(changed=False)
+
+    async def _keep_supplied(self) -> None:
+        """Until cancelled. An evaluation whose nodes were all lost goes on with those that come."""
+        while True:
+            await self._dispatcher.joined.wait()
+            await self._supply()
 
     async def _collect(self, generation: asyncio.Task[None]) -> Batch:
         """Groups until a step is full. Nodes that join meanwhile are given the weights at once."""
@@ -155,8 +176,7 @@ class TrainingLoop:
                 if generation.done():
                     await generation
                 if joined.done():
-                    with self._record.phase("sync", version=self._publisher.version.number + 1):
-                        await self._publisher.publish()
+                    await self._supply()
                     joined = asyncio.create_task(self._dispatcher.joined.wait(), name="a node joined")
                 if take.done():
                     self._add(batch, take.result())

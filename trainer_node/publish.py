@@ -1,11 +1,12 @@
 """Which weights the nodes serve: versions, probes and the decision whether a run may go on.
 
-Owns the lineage and its numbers. Invariants: a number is used once, by one set of weights; no trajectory is given to a
+Owns the lineage and its numbers. Invariants: a number names one set of weights for ever; no trajectory is given to a
 node that has not proven the weights of this lineage; a proof that fails ends the run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 import uuid
@@ -22,14 +23,16 @@ from trainer_node.dispatcher import Dispatcher
 from trainer_node.settings import SyncSettings
 from trainer_node.trajectory import Trajectory
 
-MAX_TRIES = 5
+MAX_TRIES = 6
+# Doubling: a node whose engine has died needs some seconds to leave, and another to take its place.
+TRY_PAUSE_S, MAX_TRY_PAUSE_S = 0.5, 4.0
 
 log = get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeProof:
-    """What one node said of one sync. `reached=False`: it went away in between, which proves nothing against it."""
+    """What one node said of one sync. `reached=False`: it never got to a proof, which proves nothing against it."""
 
     holds: bool
     reached: bool = True
@@ -118,16 +121,20 @@ class Publisher:
         if chosen:
             self._probes = [list(t.ids[: self._settings.probe_tokens]) for t in chosen]
 
-    async def publish(self) -> PushResult:
-        """Push the present weights as the next version. Raises NodeError where a proof fails or nobody is reached."""
+    async def publish(self, *, changed: bool = True) -> PushResult:
+        """Push the present weights as the next version. Raises NodeError where a proof fails or nobody is reached.
+
+        `changed` False: they are those of the present version, for nodes that have not got them. The number stays: what
+        was sampled must not grow older because a node came.
+        """
         last = "no node was there"
-        for _ in range(MAX_TRIES):
+        for tried in range(MAX_TRIES):
             members = self._dispatcher.members()
             if not members:
                 await self._dispatcher.wait_for_nodes(self._node_timeout_s, self._on_wait)
                 continue
-            # Each try has its own number: half of an earlier one may have arrived somewhere.
-            version = Version(self.version.lineage, self.version.number + 1)
+            # Each try to change them has its own number: half of an earlier one may have arrived somewhere.
+            version = Version(self.version.lineage, self.version.number + changed)
             self.version = version
             result = await self._pusher.push(members, version, self._probes)
             failed = {member: proof for member, proof in result.proofs.items() if proof.reached and not proof.holds}
@@ -141,12 +148,16 @@ class Publisher:
                     EXIT_FAILED,
                 )
             proven = [member for member, proof in result.proofs.items() if proof.holds]
-            self._dispatcher.synced(proven)
+            self._dispatcher.synced(proven, asked=members)
+            last = "; ".join(f"{member}: {proof.detail}" for member, proof in result.proofs.items() if not proof.holds)
             if proven:
+                if last:
+                    log.warning("nodes without proof get nothing until the next sync", version=version.number, why=last)
                 metrics.WEIGHT_VERSION.set(version.number)
                 return result
-            last = "; ".join(f"{member}: {proof.detail}" for member, proof in result.proofs.items())
             log.warning("no node was reached by a weight sync, it is tried again", version=version.number, reason=last)
+            if tried + 1 < MAX_TRIES:
+                await asyncio.sleep(min(MAX_TRY_PAUSE_S, TRY_PAUSE_S * 2**tried))
         raise NodeError(f"no rollout node could be given the weights in {MAX_TRIES} tries: {last}", EXIT_FAILED)
 
     async def close(self) -> None:

@@ -51,7 +51,8 @@ class WeightPusher:
 def to_proof(report: NodeReport) -> NodeProof:
     proof = report.proof
     if proof is None:
-        return NodeProof(holds=report.holds, reached=report.reached, detail=report.error)
+        # It refused a step, or its engine died on the way: it has proven nothing, and nothing is proven against it.
+        return NodeProof(holds=False, reached=False, detail=report.error)
     return NodeProof(
         holds=report.holds,
         reached=report.reached,

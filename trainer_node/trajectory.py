@@ -15,6 +15,13 @@ from fermata.v1 import rollout_pb2 as pb
 from node_runtime.segments import Columns, Version
 
 
+def reason_name(reason: int) -> str:
+    """`FINISH_REASON_STOP` → `STOP`; a reason that this build does not know keeps its number."""
+    if reason in pb.FinishReason.values():
+        return pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_")  # type: ignore[arg-type]
+    return f"REASON_{reason}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trajectory:
     """One trajectory as training needs it. Token columns are aligned with `ids`."""
@@ -104,6 +111,7 @@ class Group:
     kind: str
     samples: list[Sample]
     masked: int = 0  # samples that infrastructure took, whether replaced or not
+    position: int = 0  # of its task in the stream of tasks
 
     @property
     def rewards(self) -> Sequence[float]:

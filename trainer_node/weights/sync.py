@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import grpc.aio
 import torch
+from fermata.v1 import tool_pb2
 from fermata.v1 import weights_pb2 as pb
 
 from node_runtime import weight_wire
@@ -344,7 +345,9 @@ def _note(node: NodeReport, response: Any, tensors: int) -> None:
     ):
         if field in response.DESCRIPTOR.fields_by_name:
             node.seconds[phase] = getattr(response, field) / 1e6
-    if isinstance(response, pb.FinishResponse):
+    # A proof that could not be made (the engine died, the time ran out) is none, and says nothing of the weights.
+    made = isinstance(response, pb.FinishResponse) and response.HasField("proof")
+    if made and response.status.outcome != tool_pb2.OUTCOME_INDETERMINATE:
         node.proof = response.proof
         node.tensors = tensors
         node.holds = response.proof.holds and response.serving

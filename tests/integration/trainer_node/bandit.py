@@ -16,6 +16,8 @@ from tests.integration.trainer_node.scripted_node import ScriptedNode
 from tests.unit.trainer_node.builders import tiny_module
 from trainer_node.model import PolicyModel
 from trainer_node.publish import NodeProof, PushResult
+from trainer_node.pusher import to_proof
+from trainer_node.weights import NodeReport
 
 GOOD = 16
 
@@ -85,11 +87,16 @@ class BanditNode(ScriptedNode):
 class DirectPusher:
     """Copies weights into the nodes of this process; says what it measured."""
 
-    def __init__(self, model: PolicyModel, nodes: Sequence[BanditNode], *, spoil_push: int = 0) -> None:
+    def __init__(
+        self, model: PolicyModel, nodes: Sequence[BanditNode], *, spoil_push: int = 0, refuse_at: int = -1
+    ) -> None:
+        """`refuse_at`: index of a node that refuses every step of every sync."""
         self.model = model
         self.nodes = nodes
         self.pushes = 0
         self.spoil_push = spoil_push
+        self.refuse_at = refuse_at
+        self.refused = 0
         self.closed = False
 
     async def push(self, members: Mapping[str, object], version, probes) -> PushResult:
@@ -99,6 +106,10 @@ class DirectPusher:
         wanted = self.model.probe_logprobs([list(probe) for probe in probes])
         for member in members:
             node = next(node for node in self.nodes if member.startswith(node.address))
+            if self.nodes.index(node) == self.refuse_at:
+                self.refused += 1
+                proofs[member] = to_proof(NodeReport(member, error=f"{member} answered Start: its engine has ended"))
+                continue
             missing, unknown = node.module.load_state_dict({k: v.clone() for k, v in tensors.items()}, strict=False)
             assert not unknown
             assert not missing

@@ -164,6 +164,7 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
         keys=(),
         seq: int = 1,
         base: int = 0,
+        reason: int = pb.FINISH_REASON_STOP,
         **fields: object,
     ) -> None:
         snapshot = pb.Snapshot(
@@ -182,7 +183,7 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
                 trajectory_id=start.trajectory_id,
                 generation=start.generation,
                 snapshot=snapshot,
-                reason=pb.FINISH_REASON_STOP,
+                reason=reason,
                 answer=answer.encode(),
                 calls=calls,
                 **fields,

@@ -223,12 +223,44 @@ async def test_what_an_earlier_owner_still_says_is_ignored_but_acknowledged():
         gate.set()
         await first.until(lambda: first.acks)
         assert first.acks[0].generation == 0
+        # Not as stored: the present owner may still have to fetch the results that this one had.
+        assert not first.acks[0].stored
         assert not run.done()
         second.finish(second.starts[0], second.first_turn(), "408", keys=[second.key(second.starts[0])], seq=2)
         ended = await run
         assert isinstance(ended, Completed)
         assert ended.trajectory.answer == "408"
         assert dispatcher.calls.by_outcome == {"OK": 1}
+        # And once nobody works on it any more, its results may go.
+        late_again = first.starts[0]
+        first.finish(late_again, first.first_turn(), "stale")
+        await first.until(lambda: len(first.acks) == 2)
+        assert first.acks[1].stored
+
+
+@pytest.mark.parametrize("reason", [0, 77])
+async def test_an_end_for_a_reason_that_is_not_known_is_masked(reason):
+    async def newer(node, start, snapshot):
+        node.finish(start, node.first_turn(), "408", reason=reason)
+
+    (node,) = await started(newer)
+    async with dispatching(node) as dispatcher:
+        ended = await dispatcher.run(start(), deadline_s=10)
+        assert isinstance(ended, Masked)
+        assert ended.cause == "PROTOCOL"
+        assert "which this trainer does not know" in ended.reason
+
+
+async def test_a_node_that_could_not_be_synced_does_not_ask_for_it_for_ever():
+    nodes = await started(answer_at_once, answer_at_once)
+    async with dispatching(*nodes, synced=False) as dispatcher:
+        one, other = (member(dispatcher, node) for node in nodes)
+        # Who came after the sync began is still to be served.
+        dispatcher.synced([one], asked=[one])
+        assert dispatcher.joined.is_set()
+        # Who was asked and did not manage waits for the next.
+        dispatcher.synced([one], asked=[one, other])
+        assert not dispatcher.joined.is_set()
 
 
 async def test_a_rejection_is_retried_after_the_time_it_names():

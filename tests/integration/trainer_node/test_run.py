@@ -14,6 +14,7 @@ from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.spans import read_spans
 from tests.integration.trainer_node.bandit import BanditNode, DirectPusher
 from tests.unit.trainer_node.builders import tiny_module
+from trainer_node import publish
 from trainer_node.run import TrainerRun
 from trainer_node.settings import TrainerSettings
 
@@ -72,8 +73,11 @@ def make_settings(tmp_path, addresses, **fields) -> TrainerSettings:
 class Running:
     """A run with its nodes."""
 
-    def __init__(self, tmp_path, *nodes: BanditNode, spoil_push: int = 0, tools=("calculator",), **fields) -> None:
+    def __init__(
+        self, tmp_path, *nodes: BanditNode, spoil_push: int = 0, refuse_at: int = -1, tools=("calculator",), **fields
+    ) -> None:
         self.tmp_path, self.nodes, self.spoil_push, self.fields = tmp_path, nodes, spoil_push, fields
+        self.refuse_at = refuse_at
         self.pusher: DirectPusher | None = None
         self.run: TrainerRun | None = None
         write_inputs(tmp_path, tools=tools)
@@ -87,7 +91,7 @@ class Running:
         return self
 
     def _pusher(self, model, settings, runtime) -> DirectPusher:
-        self.pusher = DirectPusher(model, self.nodes, spoil_push=self.spoil_push)
+        self.pusher = DirectPusher(model, self.nodes, spoil_push=self.spoil_push, refuse_at=self.refuse_at)
         return self.pusher
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -144,7 +148,9 @@ async def test_a_run_learns_and_its_summary_is_what_was_measured(tmp_path):
         kinds = {span.kind for span in read_spans(tmp_path / "spans")}
         assert {"train", "weight-sync", "reward", "eval"} <= kinds
         assert REGISTRY.get_sample_value("fermata_trainer_steps_total") == before + 12
-        assert REGISTRY.get_sample_value("fermata_trainer_weight_version") == running.pusher.pushes
+        # A node that joined was given the weights under their number: only changes count.
+        version = summary["weights"]["version"]
+        assert REGISTRY.get_sample_value("fermata_trainer_weight_version") == version <= running.pusher.pushes
         assert running.pusher.closed
 
 
@@ -223,6 +229,54 @@ async def test_a_node_killed_in_the_middle_costs_nothing_but_time(tmp_path):
         assert summary["masked_share"] == 0
         assert summary["moves"] > 0
         assert summary["calls_lost"] == 0
+
+
+async def test_an_evaluation_goes_on_with_the_node_that_comes_for_the_one_it_lost(tmp_path):
+    node = BanditNode()
+    held = asyncio.Event()
+    play = node.script
+
+    async def hold(_node, start, snapshot):
+        if not held.is_set():
+            held.set()
+            return  # what the node had when it was killed
+        await play(_node, start, snapshot)
+
+    node.script = hold
+    eval_settings = {"tasks": 20, "after": False, "without_tools": False}
+    async with Running(tmp_path, node, steps=1, eval=eval_settings) as running:
+        work = asyncio.create_task(running.run.run())
+        await held.wait()
+        port = int(node.address.rpartition(":")[2])
+        await node.kill()
+        await node.start(port)
+        async with asyncio.timeout(20):
+            await work
+        summary = running.summary
+        assert summary["outcome"] == "finished"
+        assert summary["evals"]["before"]["scored"] == 20
+        assert summary["masked_share"] == 0
+        # The first sync, the one for the node that came, and the step's: but two sets of weights.
+        assert (running.pusher.pushes, summary["weights"]["version"]) == (3, 2)
+
+
+async def test_a_node_that_refuses_a_sync_costs_the_others_nothing(tmp_path):
+    quick = {"before": False, "after": False, "without_tools": False}
+    async with Running(tmp_path, BanditNode(), BanditNode(), refuse_at=1, steps=3, eval=quick) as running:
+        await running.run.run()
+        summary = running.summary
+        assert summary["outcome"] == "finished"
+        assert summary["checksums_verified"]["equal"] is True
+        assert running.pusher.refused >= 3
+
+
+async def test_a_sync_that_every_node_refuses_is_tried_again_and_then_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "TRY_PAUSE_S", 0.01)
+    async with Running(tmp_path, BanditNode(), refuse_at=0) as running:
+        with pytest.raises(NodeError, match=r"could be given the weights in 6 tries: .*its engine has ended"):
+            await running.run.run()
+        assert running.pusher.refused == 6
+        assert running.summary["checksums_verified"] == {"count": 0, "equal": False}
 
 
 async def test_targets_end_a_run_early(tmp_path):

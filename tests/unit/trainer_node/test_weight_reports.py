@@ -6,6 +6,7 @@ import pytest
 import torch
 from fermata.v1 import weights_pb2 as pb
 
+from trainer_node.pusher import to_proof
 from trainer_node.weights import NodeReport, SyncReport, senders
 from trainer_node.weights.report import differing_shards
 
@@ -52,3 +53,19 @@ def test_tensors_must_be_those_that_were_declared() -> None:
         list(senders.declared(metas, tensors[::-1]))
     with pytest.raises(ValueError, match="nothing more was declared"):
         list(senders.declared(metas, [*tensors, ("c", torch.ones(1))]))
+
+
+@pytest.mark.parametrize(
+    ("report", "reached"),
+    [
+        (NodeReport("n", error="n answered Start: its engine has ended"), False),
+        (NodeReport("n", reached=False, error="n did not answer Start"), False),
+        (NodeReport("n", error="n answered Finish: w: other bytes", proof=proof(received_mismatch=["w"])), True),
+        (NodeReport("n", holds=True, proof=proof(received_equal=True, holds=True), tensors=3), True),
+    ],
+)
+def test_only_a_proof_that_was_made_can_speak_against_a_node(report: NodeReport, reached: bool) -> None:
+    made = to_proof(report)
+    assert made.reached is reached
+    assert made.holds is report.holds
+    assert made.detail == report.error
