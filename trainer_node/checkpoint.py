@@ -29,6 +29,7 @@ class Progress:
     seed: int
     lineage: str  # of the weights in the checkpoint; the run that goes on starts its own
     version: int
+    untrained: tuple[int, ...] = ()  # positions before the frontier that were handed out and not trained on
 
 
 def save(folder: Path, progress: Progress, policy: dict[str, Any], update: dict[str, Any]) -> None:

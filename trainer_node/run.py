@@ -120,7 +120,7 @@ class TrainerRun:
             )
             self._model = model
             self._update = update = PolicyUpdate(model, settings)
-            first_step, frontier = await self._thread.run(self._restore, model, update)
+            first_step, tasks = await self._thread.run(self._restore, model, update)
         rewarder = rewards.Rewarder(self._reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s)
         try:
             self._dispatcher = dispatcher = Dispatcher(
@@ -130,10 +130,12 @@ class TrainerRun:
                 run_id=self.run_id,
                 trainer_id=self._runtime.node_name or "trainer",
             )
-            self._sampler = Sampler(dispatcher, rewarder, settings, self._masks, self._spans)
+            # A run id that is made at start belongs to this process alone; one that is set may have had others.
+            suffix = f"-{uuid.uuid4().hex[:8]}" if settings.run_id else ""
+            self._sampler = Sampler(dispatcher, rewarder, settings, self._masks, self._spans, suffix=suffix)
             async with beside(dispatcher.serve(), self._tick()):
                 try:
-                    return await self._with_nodes(dispatcher, self._sampler, model, update, first_step, frontier)
+                    return await self._with_nodes(dispatcher, self._sampler, model, update, first_step, tasks)
                 finally:
                     # Cancelled trajectories say how they and their calls ended.
                     await dispatcher.settle()
@@ -147,7 +149,7 @@ class TrainerRun:
         model: PolicyModel,
         update: PolicyUpdate,
         first_step: int,
-        frontier: int,
+        tasks: TaskStream,
     ) -> bool:
         settings, record = self.settings, self._record
         with record.phase("connect"):
@@ -164,7 +166,7 @@ class TrainerRun:
             on_wait=self._on_wait,
         )
         try:
-            return await self._with_weights(dispatcher, sampler, update, publisher, first_step, frontier)
+            return await self._with_weights(dispatcher, sampler, update, publisher, first_step, tasks)
         finally:
             # Bounded by the sync itself; a node that is gone costs it its find timeout.
             await publisher.close()
@@ -176,16 +178,14 @@ class TrainerRun:
         update: PolicyUpdate,
         publisher: Publisher,
         first_step: int,
-        frontier: int,
+        tasks: TaskStream,
     ) -> bool:
         settings, record = self.settings, self._record
         with record.phase("first_sync", kind="sync", version=1):
             await publisher.publish()
         self._say("synced", version=publisher.version.number)
         self._evaluator = evaluator = Evaluator(sampler, settings.eval)
-        self._groups = groups = GroupSampler(
-            sampler, TaskStream(self._train_tasks, settings.seed, frontier), settings, lambda: publisher.version
-        )
+        self._groups = groups = GroupSampler(sampler, tasks, settings, lambda: publisher.version)
         self._loop = loop = TrainingLoop(
             settings,
             groups=groups,
@@ -250,20 +250,21 @@ class TrainerRun:
             self._spans.close()
             self._thread.close()
 
-    def _restore(self, model: PolicyModel, update: PolicyUpdate) -> tuple[int, int]:
-        """(first step, data frontier), with policy, optimiser and random state as the checkpoint has them."""
+    def _restore(self, model: PolicyModel, update: PolicyUpdate) -> tuple[int, TaskStream]:
+        """(first step, the tasks that follow), with policy, optimiser and random state as the checkpoint has them."""
         import torch
 
         torch.manual_seed(self.settings.seed)
         found = checkpoint.load(self.settings.run_dir / "checkpoint") if self.settings.resume else None
         if found is None:
-            return 1, 0
+            return 1, TaskStream(self._train_tasks, self.settings.seed)
         progress, policy, state = found
         model.module.load_state_dict(policy)
         update.load_state_dict(state)
         log.info("resumed", step=progress.step, frontier=progress.frontier, from_lineage=progress.lineage)
         self._record.steps = progress.step
-        return progress.step + 1, progress.frontier
+        tasks = TaskStream(self._train_tasks, self.settings.seed, progress.frontier, progress.untrained)
+        return progress.step + 1, tasks
 
     async def _save(self, step: int) -> None:
         model, update, publisher, groups = self._model, self._update, self._publisher, self._groups
@@ -277,6 +278,7 @@ class TrainerRun:
             seed=self.settings.seed,
             lineage=publisher.version.lineage,
             version=publisher.version.number,
+            untrained=groups.untrained,
         )
         folder = self.settings.run_dir / "checkpoint"
         try:

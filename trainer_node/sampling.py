@@ -23,7 +23,7 @@ from trainer_node.masks import MaskTally
 from trainer_node.rewards import Rewarder, Unscored
 from trainer_node.settings import TrainerSettings
 from trainer_node.tasks import Task, TaskStream
-from trainer_node.trajectory import Group, Sample, Trajectory
+from trainer_node.trajectory import Group, Sample, Trajectory, reason_name
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,7 +43,7 @@ class RolloutStats:
         self.generate_us += trajectory.generate_us
         self.tool_wait_us += trajectory.tool_wait_us
         self.queue_us += trajectory.queue_us
-        self.reasons[pb.FinishReason.Name(trajectory.reason).removeprefix("FINISH_REASON_")] += 1
+        self.reasons[reason_name(trajectory.reason)] += 1
 
     @property
     def parked_share(self) -> float | None:
@@ -56,8 +56,17 @@ class Sampler:
     """Runs one task once: start, trajectory, reward."""
 
     def __init__(
-        self, dispatcher: Dispatcher, rewarder: Rewarder, settings: TrainerSettings, masks: MaskTally, spans: SpanWriter
+        self,
+        dispatcher: Dispatcher,
+        rewarder: Rewarder,
+        settings: TrainerSettings,
+        masks: MaskTally,
+        spans: SpanWriter,
+        *,
+        suffix: str = "",
     ) -> None:
+        """`suffix` ends every trajectory's id: a run whose id outlives its trainer must not use one twice, because call
+        keys are made of them and gateways still know the predecessor's."""
         self.stats = RolloutStats()
         self.eval_stats = RolloutStats()
         self._dispatcher = dispatcher
@@ -65,6 +74,7 @@ class Sampler:
         self._settings = settings
         self._masks = masks
         self._spans = spans
+        self._suffix = suffix
         self._numbers = itertools.count(1)
 
     async def sample(
@@ -82,7 +92,7 @@ class Sampler:
         limits = self._settings.limits
         start = pb.RunRequest.Start(
             run_id=self._dispatcher.run_id,
-            trajectory_id=f"{'e' if evaluation else 't'}{number:06d}",
+            trajectory_id=f"{'e' if evaluation else 't'}{number:06d}{self._suffix}",
             order=number,
             min_weight_version=min_version.to_proto(),
             sampling=pb.Sampling(
@@ -152,6 +162,7 @@ class GroupSampler:
         # Never full: a group keeps its slot until it is taken.
         self._ready: asyncio.Queue[Group] = asyncio.Queue(settings.open_groups)
         self._numbers = itertools.count(1)
+        self._untaken: set[int] = set()  # positions of tasks whose groups are open or ready
         self.in_flight = 0
 
     @property
@@ -160,24 +171,32 @@ class GroupSampler:
 
     @property
     def frontier(self) -> int:
-        """Where to go on after a restart: tasks handed out, less the groups that were not trained on."""
-        return max(0, self._tasks.frontier - self.in_flight - self.ready)
+        """Where to go on after a restart, once what is `untrained` has been made up for."""
+        return self._tasks.frontier
+
+    @property
+    def untrained(self) -> tuple[int, ...]:
+        """Positions of tasks before the frontier whose groups nobody has taken yet."""
+        return tuple(sorted({*self._untaken, *self._tasks.untrained}))
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._slots.acquire()
-                tasks.create_task(self._group(self._tasks.next()))
+                position, task = self._tasks.take()
+                self._untaken.add(position)
+                tasks.create_task(self._group(position, task))
 
     async def take(self) -> Group:
         """The next finished group; its place is free for another."""
         group = await self._ready.get()
+        self._untaken.discard(group.position)
         self._slots.release()
         return group
 
-    async def _group(self, task: Task) -> None:
-        group = Group(f"g{next(self._numbers):05d}", task.id, task.kind, [])
+    async def _group(self, position: int, task: Task) -> None:
+        group = Group(f"g{next(self._numbers):05d}", task.id, task.kind, [], position=position)
         self.in_flight += 1
         try:
             async with asyncio.TaskGroup() as samples:

@@ -1,7 +1,7 @@
 """Tasks from JSONL, and the order in which they are taken.
 
-Owns the data frontier: one number that says how many tasks were handed out. Invariant: the same file, seed and frontier
-give the same next task.
+Owns the data frontier: how many tasks were handed out, and which of them still have to be trained on after a restart.
+Invariant: the same file, seed and frontier give the same next task.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -126,26 +127,44 @@ def _kind(value: object) -> str:
 
 
 class TaskStream:
-    """Endless seeded epochs over a list of tasks. `frontier` counts tasks handed out; a run may begin at any."""
+    """Endless seeded epochs over a list of tasks. `frontier` counts tasks handed out; a run may begin at any.
 
-    def __init__(self, tasks: Sequence[Task], seed: int, frontier: int = 0) -> None:
+    `untrained`: positions before the frontier that a run before this one handed out and never trained on; they come
+    first. Groups end in any order, so the frontier alone cannot say which they were.
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int, frontier: int = 0, untrained: Sequence[int] = ()) -> None:
         if not tasks:
             raise ValueError("a task stream needs at least one task")
         self._tasks = list(tasks)
         self._seed = seed
         self._epoch = -1
         self._order: list[int] = []
+        self._untrained = deque(sorted(untrained))
         self.frontier = frontier
 
+    @property
+    def untrained(self) -> tuple[int, ...]:
+        """What is left of them."""
+        return tuple(self._untrained)
+
     def next(self) -> Task:
-        """The task at the frontier; the frontier moves on by one."""
-        epoch, index = divmod(self.frontier, len(self._tasks))
+        """The next task, at the frontier (which moves on by one) or before it."""
+        return self.take()[1]
+
+    def take(self) -> tuple[int, Task]:
+        """As `next`, with the task's position."""
+        if self._untrained:
+            position = self._untrained.popleft()
+        else:
+            position = self.frontier
+            self.frontier += 1
+        epoch, index = divmod(position, len(self._tasks))
         if epoch != self._epoch:
             self._order = list(range(len(self._tasks)))
             random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
             self._epoch = epoch
-        self.frontier += 1
-        return self._tasks[self._order[index]]
+        return position, self._tasks[self._order[index]]
 
 
 def pick_eval_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

@@ -16,7 +16,7 @@ from trainer_node.progress import ProgressFeed, write_json
 from trainer_node.record import versions
 from trainer_node.update import PolicyUpdate
 
-PROGRESS = checkpoint.Progress(step=3, frontier=40, seed=7, lineage="l", version=4)
+PROGRESS = checkpoint.Progress(step=3, frontier=40, seed=7, lineage="l", version=4, untrained=(31, 39))
 
 
 def test_a_resumed_run_goes_on_exactly_where_it_was(tmp_path):

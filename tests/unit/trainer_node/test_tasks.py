@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from trainer_node.tasks import TaskError, TaskStream, load_tasks, pick_eval_tasks, tools_of
+from trainer_node.tasks import Task, TaskError, TaskStream, load_tasks, pick_eval_tasks, tools_of
 
 GOOD = {
     "id": "a",
@@ -116,3 +116,15 @@ def test_the_evaluation_draws_the_same_tasks_each_time(tmp_path):
 def test_every_tool_is_known_with_the_task_that_names_it(tmp_path):
     known = load_tasks(write(tmp_path, GOOD, dict(GOOD, id="b", tools=["search", "calculator"])))
     assert tools_of(known) == {"calculator": "a", "search": "b"}
+
+
+def test_what_was_handed_out_and_not_trained_on_comes_first_after_a_restart():
+    known = [Task(str(i), (("user", "x"),), (), None, "k", {}) for i in range(5)]
+    whole = TaskStream(known, seed=1)
+    order = [whole.next().id for _ in range(14)]
+    # Ten were handed out; the groups of 1 and 7 were still open: one of the first epoch, one of the second.
+    again = TaskStream(known, seed=1, frontier=10, untrained=[7, 1])
+    assert again.untrained == (1, 7)
+    taken = [again.take() for _ in range(4)]
+    assert taken == [(i, known[int(order[i])]) for i in (1, 7, 10, 11)]
+    assert (again.untrained, again.frontier) == ((), 12)
