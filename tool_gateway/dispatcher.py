@@ -206,7 +206,7 @@ class Dispatcher:
         try:
             try:
                 if call.cancelled is not None:
-                    final = make_final(tool_pb2.OUTCOME_CANCELLED, detail=call.cancelled, started=call.started)
+                    final = self._never_run(call, call.cancelled)
                 else:
                     final = await self._driver.run(call)
             except Exception as error:  # noqa: BLE001 (a fault of ours must end this call, not all calls)
@@ -219,6 +219,15 @@ class Dispatcher:
             await self._finish(call, final)
         finally:
             call.count_in_flight(None)
+
+    def _never_run(self, call: Call, reason: str) -> tool_pb2.Final:
+        """The end of a call that was cancelled before it was run here. It may run since an earlier gateway's time."""
+        if call.resent:
+            call.started = tool_pb2.STARTED_UNKNOWN
+            address = self._backends.address_of(call.start.last_instance_id)
+            if address is not None:
+                self._cancel_in_background(self._backends.backends[address], call.start.key, reason)
+        return make_final(tool_pb2.OUTCOME_CANCELLED, detail=reason, started=call.started)
 
     def _join(self, attached: Attached, asking: Call, record: CallRecord, previous: str) -> None:
         key = record.key

@@ -41,6 +41,7 @@ class _Call:
     accepted: bool = False
     queued: bool = False
     cancelled: bool = False
+    cancel_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class ClientState:
         call = self._calls.get(key)
         if call is None or call.cancelled:
             return []
-        call.cancelled = True
+        call.cancelled, call.cancel_reason = True, reason
         if call.first_sent_at is None:
             return [self._resolve_locally(key, tool_pb2.OUTCOME_CANCELLED, reason or "cancelled before it was sent")]
         self._say(ClientEvent(cancel=gateway_pb2.ClientFrame.Cancel(key=key, reason=reason)))
@@ -384,6 +385,9 @@ class ClientState:
             self._to_send.popleft()
             events.append(self._send(key, call, now))
             room -= size
+            if call.cancelled:  # whoever is sent the call does not know yet, and must not start it
+                cancel = gateway_pb2.ClientFrame.Cancel(key=key, reason=call.cancel_reason)
+                events.append(ClientEvent(cancel=cancel))
         return events
 
     def _send(self, key: str, call: _Call, now: float) -> ClientEvent:

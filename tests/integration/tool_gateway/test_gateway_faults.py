@@ -57,6 +57,28 @@ async def test_kill_9_of_the_gateway_in_the_middle_and_restart_on_the_same_port(
         }
 
 
+async def test_a_call_cancelled_while_no_gateway_is_there_is_not_started_by_the_next_one(world: World) -> None:
+    backend = await world.backend()
+    port = free_port()
+    gateway = await world.gateway([[backend.address]], port=port)
+    async with client(gateway.address) as caller:
+        tasks = [asyncio.create_task(call(caller, f"run/t/0/0/{n}", tool)) for n, tool in enumerate(("hang", "hang"))]
+        await world.until_started(["run/t/0/0/0", "run/t/0/0/1"])
+        backend.freeze()  # two more are sent and cannot begin
+        tasks += [asyncio.create_task(call(caller, f"run/t/0/0/{n}", "pay")) for n in (2, 3)]
+        await until(lambda: all(waiting.attempt for waiting in caller.pending()))
+        await gateway.kill()
+        await until(lambda: not caller.connected)
+        for n in range(4):
+            caller.cancel(f"run/t/0/0/{n}", "not wanted any more")
+        gateway = await world.gateway([[backend.address]], port=port)
+        results = await asyncio.gather(*tasks)
+        backend.thaw()
+        assert {result.outcome for result in results} == {tool_pb2.OUTCOME_CANCELLED}
+        assert all("not wanted" in result.final.detail for result in results)
+    assert max(world.starts().values()) == 1
+
+
 async def test_kill_9_of_gateway_and_backend_together_leaves_no_call_open(world: World) -> None:
     first, second = await world.backend(), await world.backend()
     addresses = [first.address, second.address]

@@ -398,6 +398,20 @@ def test_a_newer_generation_that_joins_a_call_in_flight_owns_it_when_it_is_sent_
     assert [s.generation for s in starts(made.take(1.0))] == [2]
 
 
+def test_a_cancelled_call_that_is_sent_again_is_sent_together_with_its_cancel() -> None:
+    made = connected()
+    submit(made, 0)
+    made.take(1.0)
+    assert made.cancel("run/t/0/0/0", "enough") == []
+    made.take(1.0)
+    made.disconnected()
+    made.connect(2.0)
+    made.receive(welcome("i2"), 2.0)
+    sent = [event for event in made.take(2.0) if event.WhichOneof("event") in ("call_start", "cancel")]
+    assert kinds(sent)[-2:] == ["call_start", "cancel"], "a cancel before the call would not be understood"
+    assert (sent[-1].cancel.key, sent[-1].cancel.reason) == ("run/t/0/0/0", "enough")
+
+
 def test_timers_of_calls_that_ended_do_not_pile_up_until_their_deadlines() -> None:
     made = connected()
     for n in range(5 * SPARE_TIMERS):
