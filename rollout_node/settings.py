@@ -61,7 +61,10 @@ class RolloutSettings(Section):
     kept_ends: PositiveInt = Field(1024, description="unacknowledged ends kept for a trainer that reconnects")
     max_frame_bytes: PositiveInt = Field(1 << 20, description="of events in one frame to the trainer")
     renderer: str = Field("auto", description="chat renderer: auto, or a name of the renderers library")
-    parser: str = Field("hermes", description="form of the model's tool calls")
+    parser: str = Field(
+        "hermes",
+        description="form of tool calls: hermes, or hermes-text where the tags are no control tokens",
+    )
     engine: EngineSettings = EngineSettings()
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()

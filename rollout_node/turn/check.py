@@ -144,7 +144,7 @@ def _vocabulary(model_path: str | None) -> tuple[Vocabulary, tuple[int, ...]]:
     if model_path is not None:
         from rollout_node.turn.loading import load_turn_format
 
-        turn_format = load_turn_format(model_path)
+        turn_format = load_turn_format(model_path, parser="hermes-text")
         return turn_format.vocabulary, turn_format.stop_token_ids
     vocabulary = Vocabulary(_byte_tokenizer())
     return vocabulary, (vocabulary.control[_STOP],)

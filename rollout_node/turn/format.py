@@ -19,7 +19,7 @@ from rollout_node.turn.template import ChatTemplate
 from rollout_node.turn.tool_set import ToolSet
 from rollout_node.turn.vocabulary import Vocabulary
 
-PARSERS = ("hermes",)
+PARSERS = ("hermes", "hermes-text")
 
 
 class PromptRoute(Protocol):
@@ -76,7 +76,7 @@ class TurnFormat:
         parser: str = "hermes",
     ) -> "TurnFormat":
         """From a fast tokenizer and a chat template. ``stop_tokens``: what ends a turn, the usual one first."""
-        _check_parser(parser)
+        check_parser(parser)
         vocabulary = Vocabulary(tokenizer)
         stop_ids = [_stop_id(vocabulary, token) for token in stop_tokens]
         chat_template = ChatTemplate(template, variables)
@@ -92,7 +92,7 @@ class TurnFormat:
         )
 
 
-def _check_parser(parser: str) -> None:
+def check_parser(parser: str) -> None:
     if parser not in PARSERS:
         raise TurnFormatError(f"there is no parser {parser!r}; the parsers are: {', '.join(PARSERS)}")
 

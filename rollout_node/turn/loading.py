@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rollout_node.turn.bridge import prove_bridge
-from rollout_node.turn.format import PARSERS, TurnFormat
+from rollout_node.turn.format import TurnFormat, check_parser
 from rollout_node.turn.known import KnownModel
 from rollout_node.turn.prompt import TemplatePrompt, check_hermes, template_writes_hermes
 from rollout_node.turn.records import TurnFormatError
+from rollout_node.turn.stream import CLOSE, OPEN
 from rollout_node.turn.template import ChatTemplate
 from rollout_node.turn.vocabulary import Vocabulary
 
@@ -22,12 +23,14 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|
 
 def load_turn_format(model_path: str, *, renderer: str = "auto", parser: str = "hermes") -> TurnFormat:
     """``renderer``: "auto" (the library's renderer where it knows the model, else the chat template), "template", or
-    the library's name of a renderer such as "qwen3"."""
-    if parser not in PARSERS:
-        raise TurnFormatError(f"there is no parser {parser!r}; the parsers are: {', '.join(PARSERS)}")
+    the library's name of a renderer such as "qwen3". ``parser``: "hermes" wants the tags of a call to be control
+    tokens of the tokenizer; "hermes-text" also takes a model that writes them as ordinary text."""
+    check_parser(parser)
     tokenizer = _load_tokenizer(model_path)
     vocabulary = Vocabulary(tokenizer.backend_tokenizer)
     _check_ids_are_the_models(vocabulary, model_path)
+    if parser == "hermes":
+        _check_tags(vocabulary, model_path)
     name = known_renderer(model_path) if renderer == "auto" else renderer
     if name is not None and name != "template":
         return _by_renderer(vocabulary, name, model_path, tokenizer.eos_token_id)
@@ -104,6 +107,16 @@ def _check_ids_are_the_models(vocabulary: Vocabulary, model_path: str) -> None:
                 f"model {model_path}: its tokenizer gives {token!r} the id {token_id}, and the model knows the ids 0 "
                 f"to {size - 1} ({path}): resize its embeddings and train the token, or take it out of the tokenizer"
             )
+
+
+def _check_tags(vocabulary: Vocabulary, model_path: str) -> None:
+    """Calls read from ordinary text are easily confused with data: that has to be asked for."""
+    missing = [tag for tag in (OPEN, CLOSE) if vocabulary.token_id(tag) is None]
+    if missing:
+        raise TurnFormatError(
+            f"model {model_path}: its tokenizer has no control token {' and no '.join(missing)}, by which calls are "
+            'read; add it and train it, or set rollout.parser to "hermes-text" for a model that writes the tags as text'
+        )
 
 
 def _json_object(path: Path) -> dict[str, Any]:

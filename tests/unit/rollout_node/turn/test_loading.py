@@ -117,3 +117,16 @@ def test_a_config_that_is_no_object_is_one_sentence(tmp_path: Path, text: str) -
     (path / "generation_config.json").write_text(text)
     with pytest.raises(TurnFormatError, match=r"generation_config\.json is not a JSON object"):
         load_turn_format(str(path))
+
+
+@pytest.mark.parametrize("missing", [("<tool_call>",), ("</tool_call>",), ("<tool_call>", "</tool_call>")])
+def test_a_model_whose_tags_are_no_control_tokens_has_to_be_asked_for(tmp_path: Path, missing: tuple[str, ...]) -> None:
+    path = folder(tmp_path, control=tuple(token for token in QWEN_CONTROL if token not in missing))
+    with pytest.raises(TurnFormatError) as caught:
+        load_turn_format(str(path))
+    assert all(f"no {tag}" in str(caught.value) or f"token {tag}" in str(caught.value) for tag in missing)
+    assert "hermes-text" in str(caught.value)
+    form = load_turn_format(str(path), parser="hermes-text")
+    ids = form.vocabulary.encode_trusted('<tool_call>\n{"name": "now"}\n</tool_call>')
+    stream = form.stream(tool_set())
+    assert [call.name for call in [*stream.feed(ids), *stream.finish("stop").calls]][:1] == ["now"]
