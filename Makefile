@@ -3,16 +3,16 @@
 SHELL := /bin/bash
 VENV := .venv/.installed
 PROTOS_VENV := .venv-protos/.installed
-PACKAGES := node_runtime tool_gateway tool_backend rollout_node trainer_node fermata_cli
 ARGS ?=
 
 help:
 	@echo "make demo       train the demo model on a local cluster; leaves runs/demo/ (ARGS='--seed 1' passes flags on)"
 	@echo "make test       all tests: unit, and integration on real processes and real vLLM (ARGS='-k gateway' passes flags on)"
 	@echo "make test-unit  the quick ones: no processes, no engine"
-	@echo "make lint       ruff, mypy --strict, buf lint and breaking, regenerated stubs compared"
+	@echo "make lint       ruff, mypy --strict (node_runtime, tool_gateway, tool_backend), buf lint and breaking, regenerated stubs compared"
 	@echo "make format     ruff format and the fixes ruff knows"
 	@echo "make protos     regenerate the stubs after a change of protos/"
+	@echo "make clean      remove the environments and caches"
 
 demo: $(VENV)
 	.venv/bin/fermata demo $(ARGS)
