@@ -15,6 +15,8 @@ from node_runtime.segments import Version
 from rollout_node.admission import AdmissionPolicy, EngineView, Verdict
 from rollout_node.trajectory import State, Trajectory
 
+_RECHECK_LEAST = 256
+
 
 class ReadyQueue:
     def __init__(self, policy: AdmissionPolicy, alive: Callable[[Trajectory], bool]) -> None:
@@ -23,6 +25,8 @@ class ReadyQueue:
         self._heap: list[tuple[int, int, Trajectory]] = []  # (priority, arrival, trajectory)
         self._for_version: list[Trajectory] = []
         self._arrivals = itertools.count()
+        self._checked: Version | None = None  # the version that `_for_version` was last compared with
+        self._recheck_at = _RECHECK_LEAST
 
     @property
     def waits_for_version(self) -> bool:
@@ -63,6 +67,9 @@ class ReadyQueue:
         return admitted
 
     def _recheck(self, served: Version) -> None:
+        # Nothing changes for those who wait until the version does; the list is gone through for the dead now and then.
+        if served == self._checked and len(self._for_version) < self._recheck_at:
+            return
         waiting, self._for_version = self._for_version, []
         for trajectory in waiting:
             if trajectory.state is not State.QUEUED or not self._alive(trajectory):
@@ -71,3 +78,5 @@ class ReadyQueue:
                 self.push(trajectory)
             else:
                 self._for_version.append(trajectory)
+        self._checked = served
+        self._recheck_at = 2 * len(self._for_version) + _RECHECK_LEAST
