@@ -31,6 +31,7 @@ class NodeView:
     serving: bool = False
     draining: bool = False
     synced: bool = False  # it serves weights of our lineage, proven
+    failed_syncs: int = 0  # in a row
     tools: frozenset[str] = frozenset()
     max_trajectories: int = 0  # 0: unknown
     open: set[str] = dataclasses.field(default_factory=set)

@@ -30,6 +30,9 @@ from trainer_node.trajectory import Trajectory, reason_name
 DEADLINE_MARGIN_S = 10.0
 WAIT_MESSAGE_EVERY_S = 5.0
 WAIT_MESSAGE_FIRST_S = 1.0
+# A node that could not be synced is tried again after this, doubling: what it has open may wait for the weights, and a
+# step that waits for that never comes to its own sync. Not often: while a frozen node is tried, the others stand.
+RESYNC_S, MAX_RESYNC_S = 15.0, 240.0
 
 log = get_logger(__name__)
 
@@ -89,6 +92,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._broken_since: dict[str, float] = {}
+        self._resyncs: dict[str, asyncio.TimerHandle] = {}
         self._nobody_since = clock()
         hello = pb.RunRequest.Hello(
             protocol_minor=PROTOCOL_MINOR,
@@ -191,11 +195,20 @@ class Dispatcher:
     def synced(self, members: Collection[str], asked: Collection[str] | None = None) -> None:
         """These members have proven that they serve this run's weights: only they get trajectories.
 
-        `asked`: whom that sync was for. One of them that could not prove itself waits for the next sync that there is
-        anyway; `joined` stays set for those alone who came after it began.
+        `asked`: whom that sync was for. One of them that could not prove itself waits for the next, or asks for one after
+        a while; `joined` stays set for those alone who came after it began.
         """
         for node in self._core.nodes.values():
             node.synced = node.member in members
+            if (resync := self._resyncs.pop(node.address, None)) is not None:
+                resync.cancel()
+            if node.synced or asked is None or node.member not in asked:
+                node.failed_syncs = 0
+            else:
+                pause = min(MAX_RESYNC_S, RESYNC_S * 2**node.failed_syncs)
+                node.failed_syncs = min(node.failed_syncs + 1, 8)
+                resync = asyncio.get_running_loop().call_later(pause, self._ask_for_sync, node.address, node.member)
+                self._resyncs[node.address] = resync
             # Its proof said so; its next Load will, or will not.
             node.serving = node.serving or node.synced
         if not any(
@@ -204,6 +217,11 @@ class Dispatcher:
         ):
             self.joined.clear()
         self._wake.set()
+
+    def _ask_for_sync(self, address: str, member: str) -> None:
+        node = self._core.nodes[address]
+        if node.connected and not node.synced and node.member == member:
+            self.joined.set()
 
     @property
     def in_flight(self) -> int:

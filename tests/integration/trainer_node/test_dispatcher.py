@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 from fermata.v1 import rollout_pb2 as pb
@@ -13,6 +14,7 @@ from node_runtime.errors import NodeError
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.segments import Columns
 from tests.integration.trainer_node.scripted_node import ScriptedNode
+from trainer_node import dispatcher as dispatcher_module
 from trainer_node.dispatcher import Completed, Dispatcher, Masked
 from trainer_node.run import beside
 from trainer_node.settings import DispatchSettings
@@ -251,7 +253,8 @@ async def test_an_end_for_a_reason_that_is_not_known_is_masked(reason):
         assert "which this trainer does not know" in ended.reason
 
 
-async def test_a_node_that_could_not_be_synced_does_not_ask_for_it_for_ever():
+async def test_a_node_that_could_not_be_synced_asks_for_it_after_a_while_and_ever_more_seldom(monkeypatch):
+    monkeypatch.setattr(dispatcher_module, "RESYNC_S", 0.1)
     nodes = await started(answer_at_once, answer_at_once)
     async with dispatching(*nodes, synced=False) as dispatcher:
         one, other = (member(dispatcher, node) for node in nodes)
@@ -259,7 +262,14 @@ async def test_a_node_that_could_not_be_synced_does_not_ask_for_it_for_ever():
         dispatcher.synced([one], asked=[one])
         assert dispatcher.joined.is_set()
         # Who was asked and did not manage waits for the next.
-        dispatcher.synced([one], asked=[one, other])
+        for least_s in (0.1, 0.2):
+            began = time.monotonic()
+            dispatcher.synced([one], asked=[one, other])
+            assert not dispatcher.joined.is_set()
+            async with asyncio.timeout(10):
+                await dispatcher.joined.wait()
+            assert time.monotonic() - began >= least_s * 0.99
+        dispatcher.synced([one, other], asked=[one, other])
         assert not dispatcher.joined.is_set()
 
 
