@@ -21,15 +21,20 @@ _LOCK = ".lock"
 _MARKS = frozenset({_LOCK, "fermata.yaml", "summary.json"})
 
 
-@contextlib.contextmanager
-def run_folder(runs: Path, name: str) -> Iterator[Path]:
-    """Empty, and ours until the block ends. Raises NodeError."""
+def run_path(runs: Path, name: str) -> Path:
+    """Where a run of this name stands; touches nothing. Raises NodeError for a name that cannot be a folder's."""
     if not _NAME.fullmatch(name):
         raise NodeError(
             f"--name {name!r} cannot be a run's: use letters, digits, '.', '_' and '-', at most 64, no mark first",
             EXIT_USAGE,
         )
-    folder = runs / name
+    return runs / name
+
+
+@contextlib.contextmanager
+def run_folder(runs: Path, name: str) -> Iterator[Path]:
+    """Empty, and ours until the block ends: for a run whose settings are known to be right. Raises NodeError."""
+    folder = run_path(runs, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in folder.iterdir()}

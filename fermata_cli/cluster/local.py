@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -39,16 +39,17 @@ class LocalCluster:
         config: Path,
         run_dir: Path,
         *,
-        tools: Iterable[str],
+        tools: Mapping[str, str],
         bound: str | None,
         say: Callable[[str], None],
     ) -> None:
-        """`tools` must be served before an engine starts. `bound`: as in `plan.rollout_nodes`. `say` gets sentences."""
+        """`tools`: those the tasks name, each with the place of a task that does; they must be served before an
+        engine starts. `bound`: as in `plan.rollout_nodes`. `say` gets sentences."""
         self._settings = settings
         self._runtime = runtime
         self._config = config
         self._run_dir = run_dir
-        self._tools = tuple(sorted(set(tools)))
+        self._tools = dict(sorted(tools.items()))
         self._bound = bound
         self._say = say
         self._children: dict[str, Child] = {}  # by name, in the order started
@@ -79,6 +80,7 @@ class LocalCluster:
         """Backends, gateway, rollout nodes, trainer. Raises NodeError where one does not come up."""
         settings = self._settings
         backends = await self._start_all(plan.backends(settings))
+        self._check_tools({tool for child in backends for tool in child.ready.get("tools", ())})
         addresses = [(child.spec.group, child.address) for child in backends]
         (gateway,) = await self._start_all([plan.gateway(settings, addresses)])
         await self._unless_death(self._tools_are_served(gateway.address))
@@ -112,22 +114,22 @@ class LocalCluster:
             except (OSError, AttributeError):
                 return  # it ended already, or the system forbids it: slower, not wrong
 
+    def _check_tools(self, served: Set[str]) -> None:
+        """Each backend says at its start what it serves, so nothing else needs to be up for this."""
+        missing = [tool for tool in self._tools if tool not in served]
+        if missing:
+            named = ", ".join(f"{quoted([tool])} ({printable(self._tools[tool], 300)})" for tool in missing)
+            raise NodeError(
+                f"the tasks name {named}, which no backend serves; served are {quoted(sorted(served)) or 'none'}: "
+                "correct the tasks, or add a backend to cluster.backends",
+                EXIT_USAGE,
+            )
+
     async def _tools_are_served(self, address: str) -> None:
         name = "fermata-cluster"
         async with ToolGateway([address], runtime=self._runtime, run_id=name, node_id=name) as client:
             await client.wait_connected(self._settings.start.tools_s)
-            try:
-                await client.wait_for_tools(self._tools, self._settings.start.tools_s)
-            except NodeError:
-                missing = [tool for tool in self._tools if tool not in client.catalogue]
-                if not client.connected or not missing:
-                    raise
-                raise NodeError(
-                    f"the tasks name {quoted(missing)}, which no backend serves; served are "
-                    f"{quoted(sorted(client.catalogue)) or 'none'}: correct the tasks, or add a backend to "
-                    "cluster.backends",
-                    EXIT_USAGE,
-                ) from None
+            await client.wait_for_tools(self._tools, self._settings.start.tools_s)
             self._say(f"the gateway serves {', '.join(sorted(client.catalogue))}")
 
     async def _unless_death(self, work: Awaitable[T]) -> T:

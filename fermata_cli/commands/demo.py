@@ -23,7 +23,7 @@ from fermata_cli.report.files import read_json, write_json
 from fermata_cli.report.memory import MemoryWatch
 from fermata_cli.report.pictures import draw_pictures
 from fermata_cli.report.summary import final_lines, make_summary
-from fermata_cli.run_folder import run_folder
+from fermata_cli.run_folder import run_folder, run_path
 from fermata_cli.view.follow import Feed, Sample, scrape
 from fermata_cli.view.show import Show, make_show
 from fermata_cli.view.state import RunView
@@ -39,8 +39,9 @@ __all__ = ["DemoOptions", "run_demo"]
 
 def run_demo(options: DemoOptions) -> int:
     """The exit code. Raises NodeError where the run could not even begin."""
+    # What is refused must cost nobody the run that stands there: the folder is emptied last.
+    settings = DemoSettings(options, run_path(options.runs, options.name))
     with run_folder(options.runs, options.name) as run_dir:
-        settings = DemoSettings(options, run_dir)
         settings.write(run_dir / "fermata.yaml")
         logs.configure(settings.runtime.model_copy(update={"log_level": "error"}), "fermata")
         run = DemoRun(options, settings, run_dir)
@@ -74,7 +75,7 @@ class DemoRun:
                 self._settings.runtime,
                 self._run_dir / "fermata.yaml",
                 self._run_dir,
-                tools=self._settings.tools,
+                tools=self._settings.tool_places,
                 bound=self._settings.bound_cores,
                 say=self._show.say,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,10 +24,11 @@ from node_runtime.settings import Section, dump, load
 from node_runtime.settings.sources import ENV_CONFIG, merge_sources
 from rollout_node.settings import RolloutSettings
 from trainer_node.settings import TrainerSettings
-from trainer_node.tasks import Task, load_tasks, tools_of
+from trainer_node.tasks import Task, load_tasks
 
 S = TypeVar("S", bound=Section)
 DEMO_FILE = demo.HERE / "fermata.yaml"
+_MODELS = ("rollout.model", "trainer.model")
 # Only the cluster knows these; each process is given its own by flag.
 _BY_FLAG = (("rollout", "gateway"), ("gateway", "pools"))
 
@@ -63,27 +64,55 @@ class DemoSettings:
         self.rollout = self._section("rollout", RolloutSettings)
         self.trainer = self._section("trainer", TrainerSettings)
         self.bound_cores = self.rollout.engine.cpu_omp_threads_bind
-        self.tools = self._check_tasks()
-        self._check_model()
+        self.tool_places = self._check_tasks()
+        self._check_model([key for key in _MODELS if _has(given, key)])
+        self._keep_inputs(run_dir)
 
     def _section(self, name: str, kind: type[S]) -> S:
         section = self._sections[name]
         assert isinstance(section, kind)
         return section
 
-    def _check_tasks(self) -> frozenset[str]:
-        """The tools that tasks name. A broken line is told now, not after the engine's half minute."""
-        need_answer = self.trainer.reward == "exact_answer"
-        files = [self.trainer.train_tasks, *((self.trainer.eval_tasks,) if self.trainer.eval_tasks else ())]
-        tasks: list[Task] = [task for file in files for task in load_tasks(file, need_answer=need_answer)]
-        return frozenset(tools_of(tasks))
+    @property
+    def _task_files(self) -> list[Path]:
+        return [self.trainer.train_tasks, *((self.trainer.eval_tasks,) if self.trainer.eval_tasks else ())]
 
-    def _check_model(self) -> None:
-        """As far as can be seen without loading it."""
-        for key, model in (("rollout.model", Path(self.rollout.model)), ("trainer.model", self.trainer.model)):
+    def _check_tasks(self) -> dict[str, str]:
+        """The tools that tasks name, each with file and line of the first that does.
+
+        A broken line is told now, not after the engine's minute.
+        """
+        need_answer = self.trainer.reward == "exact_answer"
+        places: dict[str, str] = {}
+        for file in self._task_files:
+            for place, task in _with_places(file, load_tasks(file, need_answer=need_answer)):
+                for tool in task.tools:
+                    places.setdefault(tool, place)
+        return places
+
+    @property
+    def _models(self) -> dict[str, Path]:
+        return {"rollout.model": Path(self.rollout.model), "trainer.model": self.trainer.model}
+
+    def _check_model(self, given: Sequence[str]) -> None:
+        """As far as can be seen without loading it. The key that was given is named, not the one that follows it."""
+        for key in given or _MODELS:
+            model = self._models[key]
             if not (model / "config.json").is_file():
                 what = "holds no config.json" if model.is_dir() else "is no folder"
                 raise NodeError(f"{key}: {model} {what}: give a Hugging Face model folder", EXIT_USAGE)
+
+    def _keep_inputs(self, run_dir: Path) -> None:
+        """The run's folder is emptied before anything is read from it."""
+        inputs = {**self._models, "trainer.train_tasks": self.trainer.train_tasks}
+        if self.trainer.eval_tasks:
+            inputs["trainer.eval_tasks"] = self.trainer.eval_tasks
+        for key, path in inputs.items():
+            if path.resolve().is_relative_to(run_dir.resolve()):
+                raise NodeError(
+                    f"{key}: {path} stands in the folder of this run, which is emptied first: choose another --name",
+                    EXIT_USAGE,
+                )
 
     def write(self, path: Path) -> None:
         """The file that all processes of the run read."""
@@ -92,6 +121,14 @@ class DemoSettings:
             del tree[section][key]
         head = "# The settings of this run, complete. Names, ports and addresses are set by flag: see cluster.json.\n"
         path.write_text(head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+
+
+def _with_places(file: Path, tasks: Sequence[Task]) -> Iterator[tuple[str, Task]]:
+    """Each task with the place it stands at, file:line."""
+    lines = file.read_text(encoding="utf-8").split("\n")
+    numbers = (number for number, line in enumerate(lines, start=1) if line.strip())
+    for number, task in zip(numbers, tasks, strict=True):
+        yield f"{file}:{number}", task
 
 
 def _env() -> Mapping[str, str]:

@@ -44,9 +44,10 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 
 def test_a_task_that_names_a_tool_nobody_serves(tmp_path: Path) -> None:
     tasks = write_tasks(tmp_path / "tasks.jsonl", "calculator", "telepathy")
-    code, err = start(tmp_path, f"trainer.train_tasks={tasks}", "cluster.start.tools_s=3")
+    code, err = start(tmp_path, f"trainer.train_tasks={tasks}")
     assert code == 2
-    assert "the tasks name 'telepathy', which no backend serves; served are 'calculator', 'search'" in err
+    assert f"the tasks name 'telepathy' ({tasks}:1), which no backend serves; served are 'calculator', 'search'" in err
+    assert "gateway is up" not in err
 
 
 def test_a_model_without_control_tokens(tmp_path: Path) -> None:

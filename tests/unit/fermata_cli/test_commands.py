@@ -121,7 +121,8 @@ def test_turn_check_passes_and_misses(tmp_path: Path, capsys: pytest.CaptureFixt
     ("overrides", "code", "sentence"),
     [
         (["trainer.learnin_rate=1"], 2, "did you mean 'learning_rate'?"),
-        (["rollout.model=/nowhere"], 2, "/nowhere is no folder: give a Hugging Face model folder"),
+        (["rollout.model=/nowhere"], 2, "rollout.model: /nowhere is no folder: give a Hugging Face model folder"),
+        (["trainer.model=/nowhere"], 2, "trainer.model: /nowhere is no folder"),
         (["trainer.train_tasks=/nowhere.jsonl"], 2, "task file /nowhere.jsonl does not exist"),
         (["trainer.steps=two"], 2, "trainer.steps must be an integer"),
     ],
@@ -134,7 +135,31 @@ def test_a_demo_that_cannot_be_is_refused_before_anything_starts(
     shown = capsys.readouterr()
     assert sentence in shown.err
     assert shown.out == ""
-    assert not (tmp_path / "demo" / "logs").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--set", "trainer.lerning=1"],
+        ["--config", "nothere.yaml"],
+        ["--set", "trainer.train_tasks=/nowhere.jsonl"],
+        ["--set", "trainer.model=/nowhere"],
+        ["--set", "trainer.model=RUN/model"],
+        ["--steps", "x"],
+    ],
+)
+def test_a_demo_that_is_refused_leaves_the_last_run_as_it_is(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "demo"
+    (run / "model").mkdir(parents=True)
+    (run / "summary.json").write_text("{}")
+    (run / "model" / "config.json").write_text("{}")
+    before = sorted(run.rglob("*"))
+    assert main(["demo", "--runs", str(tmp_path), *(flag.replace("RUN", str(run)) for flag in flags)]) == 2
+    assert sorted(run.rglob("*")) == before
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_broken_task_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +186,7 @@ def test_the_file_of_a_run_is_complete(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_model_and_tasks_of_ones_own_take_the_place_of_the_demos(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     task = {"id": "a", "messages": [{"role": "user", "content": "?"}], "tools": ["search"], "answer": "1"}
-    tasks.write_text(json.dumps(task) + "\n")
+    tasks.write_text("\n" + json.dumps(task) + "\n")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -170,4 +195,4 @@ def test_a_model_and_tasks_of_ones_own_take_the_place_of_the_demos(tmp_path: Pat
     )
     assert settings.trainer.model == model
     assert settings.trainer.eval_tasks is None
-    assert settings.tools == {"search"}
+    assert settings.tool_places == {"search": f"{tasks}:2"}
