@@ -28,7 +28,16 @@ _FROM_TRAINER = (
     "logprob_diff_max",
     "masked_share",
 )
-_ALSO = ("eval_trajectories", "calls_by_tool", "masked", "stale_dropped", "learning_curve")
+# `logprob_diff_from`: "trajectories", or "probes" where no trained token was of the version compared.
+_ALSO = (
+    "eval_trajectories",
+    "calls_by_tool",
+    "masked",
+    "stale_dropped",
+    "logprob_diff_from",
+    "logprob_diff_tokens",
+    "learning_curve",
+)
 
 
 def make_summary(

@@ -25,7 +25,7 @@ from node_runtime.spans import Span, SpanWriter
 FIELDS = {
     "accuracy_before", "accuracy_after", "accuracy_without_tools", "steps", "trajectories", "calls", "calls_lost",
     "tokens_per_second", "parked_share", "syncs", "checksums_verified", "logprob_diff_mean", "logprob_diff_max",
-    "masked_share", "seconds", "peak_rss_bytes", "seed", "versions",
+    "logprob_diff_from", "logprob_diff_tokens", "masked_share", "seconds", "peak_rss_bytes", "seed", "versions",
 }  # fmt: skip
 
 
