@@ -195,8 +195,8 @@ class Dispatcher:
     def synced(self, members: Collection[str], asked: Collection[str] | None = None) -> None:
         """These members have proven that they serve this run's weights: only they get trajectories.
 
-        `asked`: whom that sync was for. One of them that could not prove itself waits for the next, or asks for one after
-        a while; `joined` stays set for those alone who came after it began.
+        `asked`: whom that sync was for. One of them that could not prove itself waits for the next, or asks for one
+        later; `joined` stays set for those alone who came after it began.
         """
         for node in self._core.nodes.values():
             node.synced = node.member in members
