@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pydantic
@@ -63,8 +63,22 @@ def _validate(
             return [f"{merged.origin((name,))}: {name}: {line}" for line in str(error).splitlines()]
         except pydantic.ValidationError as error:
             details = error.errors(include_url=False)
+            if _spell_defaults(name, details, merged):
+                continue
             if not any(_take_text(merged, (name, *d["loc"])) for d in details if d["type"] in _WANTS_TEXT):
                 return list(dict.fromkeys(_sentences(name, details, merged, schema)))
+
+
+def _spell_defaults(section: str, details: list[ErrorDetails], merged: Merged) -> bool:
+    """A default is checked as if it stood in the file, where a path is text. Whether there was one to be spelled so."""
+    found = False
+    for detail in details:
+        path = (section, *map(str, detail["loc"]))
+        if isinstance(detail["input"], PurePath) and _at(path, merged.tree) is None:
+            text = str(detail["input"])
+            merged.put(path, text, "settings", text)
+            found = True
+    return found
 
 
 _WANTS_TEXT = frozenset({"string_type", "path_type", "enum", "literal_error"})

@@ -85,6 +85,20 @@ def test_config_show_resolves_file_variables_and_flags(
     assert yaml.safe_load(capsys.readouterr().out) == tree
 
 
+def test_config_show_says_what_is_missing_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "fermata.yaml"
+    file.write_text("trainer: {steps: 3}\n")
+    assert main(["config", "show", "--config", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "trainer" in line] == [
+        f"fermata: {file}:1: trainer.{key} is missing: set it in the file or with --set trainer.{key}=..."
+        for key in ("model", "train_tasks", "rollout_nodes")
+    ]
+    flags = ["trainer.model=/m", "trainer.train_tasks=/t", 'trainer.rollout_nodes=["h:1"]']
+    assert main(["config", "show", "--config", str(file), *(w for f in flags for w in ("--set", f))]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["run_dir"] == "runs/train"
+
+
 def test_config_show_needs_no_engine() -> None:
     code = (
         "import sys; from fermata_cli.main import main; code = main(['config', 'show']); "

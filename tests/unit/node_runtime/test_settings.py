@@ -57,6 +57,7 @@ class Peer(Section):
 
 class Needs(Section):
     model: str
+    folder: Path = Path("runs/x")
 
 
 SCHEMA: Mapping[str, type[Section]] = {"gateway": Gateway, "runtime": RuntimeSettings}
