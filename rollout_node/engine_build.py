@@ -184,7 +184,9 @@ async def shutdown(built: Built) -> None:
     await asyncio.to_thread(psutil.wait_procs, alive, timeout=10.0)
 
 
+@functools.lru_cache(maxsize=256)
 def sampling_params(spec: SamplingSpec) -> Any:
+    """Made once per spec: vLLM checks each anew, and clones what it is given for every request."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
