@@ -27,6 +27,7 @@ from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.client import Result, ToolGateway
 
 _CATALOGUE_S = 5.0
+_WRONG_CALL = (tool_pb2.OUTCOME_INVALID_ARGS, tool_pb2.OUTCOME_UNKNOWN_TOOL, tool_pb2.OUTCOME_PARSE_ERROR)
 _TERMINAL_CHARACTERS = 1_000_000
 
 
@@ -41,18 +42,20 @@ def call_tool(
     config: Path | None,
     overrides: Sequence[str],
 ) -> int:
-    """0: OK; 1: the tool or the caller's arguments failed; 3: infrastructure, or no gateway."""
+    """0: OK; 1: the tool failed; 2: there is no such tool, or the arguments are not its; 3: infrastructure."""
     runtime = load_runtime(config, overrides)
     args_json = sys.stdin.buffer.read() if arguments == "-" else arguments.encode("utf-8", "surrogateescape")
     _must_be_json(args_json)
     result = asyncio.run(_call(tool, args_json, gateway, deadline_s, wait_s, runtime))
     if as_json:
         print(json.dumps(_as_json(result), ensure_ascii=False))
-    else:
+    elif not _is_sentence_only(result):
         _write_output(result)
     print(_ending(result), file=sys.stderr)
     if result.outcome == tool_pb2.OUTCOME_OK:
         return EXIT_OK
+    if result.outcome in _WRONG_CALL:
+        return EXIT_USAGE
     return EXIT_CHECK_FAILED if result.fault in (tool_pb2.FAULT_MODEL, tool_pb2.FAULT_CALLER) else EXIT_UNAVAILABLE
 
 
@@ -103,13 +106,17 @@ def _write_output(result: Result) -> None:
     sys.stdout.buffer.flush()
 
 
+def _is_sentence_only(result: Result) -> bool:
+    """No tool said it: what stands where output would is the sentence that `_ending` tells."""
+    return not result.attempts and bool(result.final.detail)
+
+
 def _ending(result: Result) -> str:
     final = result.final
     words = [outcome_name(result.outcome)]
-    if result.fault != tool_pb2.FAULT_NONE:
-        words.append(f"fault {fault_name(result.fault)}")
-    words.append(f"attempt {result.attempts}" if result.attempts else "never started")
-    words.append(f"{result.run_us / 1e6:.3f} s")
+    if result.fault == tool_pb2.FAULT_INFRA:
+        words.append("the infrastructure failed")
+    words += [f"attempt {result.attempts}", f"{result.run_us / 1e6:.3f} s"] if result.attempts else ["never started"]
     if final.truncated:
         words.append(f"cut, {final.total_bytes} bytes in all")
     detail = f": {printable(final.detail, 500)}" if final.detail else ""

@@ -62,19 +62,23 @@ def test_output_is_all_of_stdout(gateway: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "code", "words"),
     [
-        ("calculator", '{"expression": 3}', 1, "INVALID_ARGS"),
-        ("calculator", '"{}"', 1, "INVALID_ARGS"),
-        ("calcualtor", "{}", 1, "UNKNOWN_TOOL"),
-        ("raises", "{}", 1, "TOOL_ERROR"),
+        ("calculator", '{"expression": 3}', 2, "INVALID_ARGS, never started: argument 'expression' must be a string"),
+        ("calculator", '"{}"', 2, "INVALID_ARGS"),
+        ("calculator", "[1]", 2, "INVALID_ARGS, never started: arguments must be a JSON object"),
+        ("calcualtor", "{}", 2, "UNKNOWN_TOOL, never started: there is no tool 'calcualtor'"),
+        ("raises", "{}", 1, "TOOL_ERROR, attempt 1"),
         ("hangs", "{}", 3, "did not end within"),
     ],
 )
 def test_each_end_has_its_exit_code_and_its_sentence(
     tool: str, arguments: str, code: int, words: str, gateway: str, tmp_path: Path
 ) -> None:
-    found, _, err = run("tools", "call", tool, arguments, "--gateway", gateway, "--deadline", "3", folder=tmp_path)
+    found, out, err = run("tools", "call", tool, arguments, "--gateway", gateway, "--deadline", "3", folder=tmp_path)
     assert found == code, err
     assert words in err
+    assert len(err.splitlines()) == 1
+    if code == 2:
+        assert out == ""  # no tool said anything
     assert "Traceback" not in err
 
 
