@@ -164,6 +164,7 @@ class DemoRun:
             high_water_bytes=self._memory.high_water_bytes,
             gateway_restarts=self._cluster.restarts,
             versions=_versions(),
+            always_offered=self._settings.always_offered,
         )
         path = self._run_dir / "summary.json"
         write_json(path, summary)

@@ -64,7 +64,7 @@ class DemoSettings:
         self.rollout = self._section("rollout", RolloutSettings)
         self.trainer = self._section("trainer", TrainerSettings)
         self.bound_cores = self.rollout.engine.cpu_omp_threads_bind
-        self.tool_places = self._check_tasks()
+        self.tool_places, self.always_offered = self._check_tasks()
         self._check_model([key for key in _MODELS if _has(given, key)])
         self._keep_inputs(run_dir)
 
@@ -77,18 +77,20 @@ class DemoSettings:
     def _task_files(self) -> list[Path]:
         return [self.trainer.train_tasks, *((self.trainer.eval_tasks,) if self.trainer.eval_tasks else ())]
 
-    def _check_tasks(self) -> dict[str, str]:
-        """The tools that tasks name, each with file and line of the first that does.
+    def _check_tasks(self) -> tuple[dict[str, str], frozenset[str]]:
+        """The tools that tasks name, each with file and line of the first that does, and those that every task names.
 
         A broken line is told now, not after the engine's minute.
         """
         need_answer = self.trainer.reward == "exact_answer"
         places: dict[str, str] = {}
+        always: frozenset[str] | None = None
         for file in self._task_files:
             for place, task in _with_places(file, load_tasks(file, need_answer=need_answer)):
                 for tool in task.tools:
                     places.setdefault(tool, place)
-        return places
+                always = frozenset(task.tools) if always is None else always & frozenset(task.tools)
+        return places, always or frozenset()
 
     @property
     def _models(self) -> dict[str, Path]:

@@ -209,4 +209,5 @@ def test_a_model_and_tasks_of_ones_own_take_the_place_of_the_demos(tmp_path: Pat
     )
     assert settings.trainer.model == model
     assert settings.trainer.eval_tasks is None
+    assert settings.always_offered == {"search"}
     assert settings.tool_places == {"search": f"{tasks}:2"}

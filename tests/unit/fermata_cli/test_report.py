@@ -124,6 +124,27 @@ def test_phases_stand_between_start_and_end() -> None:
     assert "1.00 GiB" in final_lines(summary)[-1]
 
 
+def test_calls_of_the_evaluation_without_tools_are_told_apart() -> None:
+    trainer = {
+        "accuracy_without_tools": 0.0,
+        "calls": {"OK": 5023, "PARSE_ERROR": 89, "UNKNOWN_TOOL": 210},
+        "calls_by_tool": {
+            "none": {"PARSE_ERROR": 89},
+            "calculator": {"OK": 5023, "UNKNOWN_TOOL": 119},
+            "search": {"UNKNOWN_TOOL": 89},
+            "made up": {"UNKNOWN_TOOL": 2},
+        },
+    }
+    summary = make_summary(
+        trainer, name="x", outcome="finished", seed=0, seconds={}, peak_rss_bytes=None, high_water_bytes={},
+        gateway_restarts=0, versions={}, always_offered={"calculator", "search"},
+    )  # fmt: skip
+    assert summary["calls"] == trainer["calls"]
+    assert summary["calls_without_tools"] == {"UNKNOWN_TOOL": 208}
+    told = "tool calls: OK 5023, PARSE_ERROR 89, UNKNOWN_TOOL 2; with the tools switched off: UNKNOWN_TOOL 208; "
+    assert any(line.startswith(told) for line in final_lines(summary))
+
+
 def test_json_is_whole_or_not_there(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"x": 1})
