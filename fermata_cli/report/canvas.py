@@ -14,7 +14,8 @@ from node_runtime.errors import EXIT_USAGE, NodeError
 
 INK = {
     "generate": "#2c6fbb",
-    "tool": "#d8d8d8",
+    "tool": "#8f8f8f",
+    "wait": "#e3e3e3",
     "slow": "#d1495b",
     "queue": "#f0c987",
     "train": "#5b8c5a",

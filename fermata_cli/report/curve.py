@@ -27,18 +27,22 @@ def draw_curve(summary: Mapping[str, Any], path: Path) -> bool:
         axes.plot(*zip(*held_out, strict=True), color=INK["text"], linestyle="--", marker="D", markersize=6,
                   label="held-out accuracy, sampled")  # fmt: skip
         for step, accuracy in held_out:
-            _number(axes, step, accuracy)
+            # Inwards of the frame, at whichever side it stands.
+            side = "left" if step == 0 else "right" if step == last else "center"
+            _number(axes, step, accuracy, (0, 9), side)
     without = summary.get("accuracy_without_tools")
     if without is not None:
         axes.plot([last], [without], color=INK["slow"], marker="X", markersize=9, linestyle="none",
                   label="held-out accuracy after, tools switched off")  # fmt: skip
-        _number(axes, last, without)
-    axes.set_ylim(-0.03, 1.08)
-    axes.set_xlim(-0.5, last + 0.5)
+        _number(axes, last, without, (-9, 0), "right")
+    margin = max(0.25, 0.025 * last)
+    axes.set_ylim(-0.05, 1.1)
+    axes.set_xlim(-margin, last + margin)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("step")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("mean reward, accuracy")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3, fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncol=3, fontsize=8, frameon=False)
     seconds = summary.get("seconds", {}).get("training")
     took = f", {seconds:.0f} s of training" if seconds is not None else ""
     axes.set_title(f"{printable(str(summary.get('name', '')), 60)}, seed {summary.get('seed')}{took}", loc="left")
@@ -46,5 +50,8 @@ def draw_curve(summary: Mapping[str, Any], path: Path) -> bool:
     return True
 
 
-def _number(axes: Any, step: int, value: float) -> None:
-    axes.annotate(f"{value:.2f}", (step, value), textcoords="offset points", xytext=(0, 8), ha="center")
+def _number(axes: Any, step: int, value: float, offset: tuple[float, float], side: str) -> None:
+    """With the digits that the console tells."""
+    axes.annotate(f"{value:.3f}", (step, value), textcoords="offset points", xytext=offset, ha=side,
+                  va="bottom" if offset[1] else "center",
+                  bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5})  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from node_runtime.spans import Span
 
@@ -21,12 +21,25 @@ _LEAST_MARGIN_S = 0.4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lane:
-    """One trajectory: its spans by time."""
+    """One trajectory: its spans by time. `tools` are its waits for calls, `runs` when the tool of each ran, by key."""
 
     trajectory: str
     generations: tuple[Span, ...]
     tools: tuple[Span, ...]
     queues: tuple[Span, ...]
+    runs: Mapping[str, tuple[float, float]]
+
+    def run_of(self, call: Span) -> tuple[float, float]:
+        """When the tool itself ran, within the wait for it: the result's way and a busy node make waits longer."""
+        return self.runs.get(call.call_key or "", (call.start, call.end))
+
+    def is_slow(self, call: Span) -> bool:
+        """Whether the tool itself took long; a busy machine makes every wait long."""
+        return self.tool_seconds(call) >= SLOW_S
+
+    def tool_seconds(self, call: Span) -> float:
+        start, end = self.run_of(call)
+        return end - start
 
     @property
     def start(self) -> float:
@@ -80,30 +93,35 @@ def choose_scene(spans: Iterable[Span], *, rows: int = ROWS) -> Scene | None:
 
 def _lanes(spans: Sequence[Span]) -> list[Lane]:
     kinds: dict[str, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
-    for span in spans:
+    told: dict[str, Span] = {}  # the last attempt at each call, as the gateway saw it
+    for span in sorted(spans, key=_start):
+        if span.kind == "tool-run" and span.call_key and span.attributes.get("seen_from") != "node":
+            told[span.call_key] = span
         # A call is told by the node that waits and by the gateway; the node's view is the trajectory's own.
         if span.trajectory and (span.kind != "tool-run" or span.attributes.get("seen_from") == "node"):
             kinds[span.trajectory][span.kind].append(span)
     return [
         Lane(
             trajectory,
-            tuple(sorted(found["generate"], key=_start)),
-            tuple(sorted(found["tool-run"], key=_start)),
-            tuple(sorted(found["queue"], key=_start)),
+            tuple(found["generate"]),
+            tuple(found["tool-run"]),
+            tuple(found["queue"]),
+            {call.call_key: _run(call, told.get(call.call_key)) for call in found["tool-run"] if call.call_key},
         )
         for trajectory, found in sorted(kinds.items())
         if found["generate"] or found["tool-run"]
     ]
 
 
-def is_slow(call: Span) -> bool:
-    """Whether the tool itself took long; a busy machine makes every wait long."""
-    return _tool_seconds(call) >= SLOW_S
-
-
-def _tool_seconds(call: Span) -> float:
-    run_us = call.attributes.get("run_us")
-    return run_us / 1e6 if isinstance(run_us, int) else call.end - call.start
+def _run(wait: Span, told: Span | None) -> tuple[float, float]:
+    """Clocks of two machines may differ: what lies outside the wait is no guide."""
+    if told is not None and told.start < wait.end and told.end > wait.start:
+        return max(told.start, wait.start), min(told.end, wait.end)
+    run_us, queue_us = wait.attributes.get("run_us"), wait.attributes.get("queue_us")
+    if not isinstance(run_us, int):
+        return wait.start, wait.end
+    start = min(wait.start + (queue_us / 1e6 if isinstance(queue_us, int) else 0.0), wait.end)
+    return start, min(start + run_us / 1e6, wait.end)
 
 
 def _start(span: Span) -> float:
@@ -115,7 +133,7 @@ def _slow_call(lanes: Sequence[Lane]) -> Span | None:
     calls = [(span, lane) for lane in lanes for span in lane.tools]
     if not calls:
         return None
-    slow = [pair for pair in calls if is_slow(pair[0])]
+    slow = [pair for pair in calls if pair[1].is_slow(pair[0])]
     if not slow:
         return max(calls, key=lambda pair: pair[0].end - pair[0].start)[0]
 
@@ -123,7 +141,7 @@ def _slow_call(lanes: Sequence[Lane]) -> Span | None:
         span, lane = pair
         went_on = any(turn.start >= span.end for turn in lane.generations)
         # Of like ones, that which was held for the tool's sake alone.
-        overhead_s = span.end - span.start - _tool_seconds(span)
+        overhead_s = span.end - span.start - lane.tool_seconds(span)
         return went_on, min(ROWS, _turns_meanwhile(lanes, span)), -overhead_s
 
     return max(slow, key=worth)[0]

@@ -55,8 +55,8 @@ def make_summary(
 ) -> dict[str, Any]:
     """`seconds`: what the command timed (startup, shutdown, total); the trainer's phases are put in between.
 
-    `trainer` is empty where the trainer did not get so far as to write anything. `always_offered`: tools that every task
-    offers.
+    `trainer` is empty where the trainer did not get so far as to write anything. `always_offered`: tools that
+    every task offers.
     """
     phases = {key: value for key, value in trainer.get("seconds", {}).items() if key != "total"}
     timed = {"startup": seconds.get("startup"), **phases, "trainer": trainer.get("seconds", {}).get("total")}

@@ -73,6 +73,28 @@ def test_a_wait_is_slow_by_the_tools_time_not_by_the_machines() -> None:
     assert scene.slow.trajectory == "b"
 
 
+def test_a_tools_own_time_is_told_from_the_wait_for_its_result() -> None:
+    seen = [
+        turn("a", 0, 1),
+        call("a", 1, 3, run_us=6000, queue_us=500_000),
+        call("a", 1.1, 1.2, seen_from="gateway"),  # a first attempt
+        call("a", 1.5, 2.5, seen_from="gateway"),
+        turn("b", 0, 1),
+        call("b", 1, 3, run_us=6000, queue_us=500_000),  # no word from the gateway
+        turn("c", 0, 1),
+        call("c", 1, 3, run_us=300_000),
+        call("c", 901, 903, seen_from="gateway"),  # another machine's clock
+    ]
+    scene = choose_scene(seen)
+    assert scene is not None
+    lanes = {lane.trajectory: lane for lane in scene.lanes}
+    runs = {name: lane.run_of(lane.tools[0]) for name, lane in lanes.items()}
+    assert runs["a"] == (1.5, 2.5)
+    assert runs["b"] == pytest.approx((1.5, 1.506))
+    assert runs["c"] == pytest.approx((1.0, 1.3))
+    assert {name: lane.is_slow(lane.tools[0]) for name, lane in lanes.items()} == {"a": True, "b": False, "c": True}
+
+
 def test_pictures_are_drawn_and_nothing_is_drawn_from_nothing(tmp_path: Path) -> None:
     picture = tmp_path / "timeline.png"
     assert not draw_timeline([], picture)
