@@ -55,7 +55,7 @@ def make_settings(tmp_path, addresses, **fields) -> TrainerSettings:
             "reconnect_grace_s": 0.2,
             "startup_timeout_s": 5.0,
             "tools_timeout_s": 0.3,
-            "stop_grace_s": 1.0,
+            "stop_grace_s": 5.0,
         },
         **fields,
     }
