@@ -58,6 +58,7 @@ class LocalCluster:
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("FERMATA_")}
         self._cores = cores.available_cores()
         self.stopping = False
+        self.waiting_for = ""  # what a start is waiting for at present, in words
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -83,8 +84,11 @@ class LocalCluster:
         self._check_tools({tool for child in backends for tool in child.ready.get("tools", ())})
         addresses = [(child.spec.group, child.address) for child in backends]
         (gateway,) = await self._start_all([plan.gateway(settings, addresses)])
+        self.waiting_for = "waiting for the gateway to serve what the backends have"
         await self._unless_death(self._tools_are_served(gateway.address))
-        self._say("starting the engine" + "s" * (settings.rollout_nodes > 1) + ", which takes half a minute")
+        self._say(
+            "starting the engine" + "s" * (settings.rollout_nodes > 1) + ", which takes about a minute on two cores"
+        )
         nodes = await self._start_all(plan.rollout_nodes(settings, gateway.address, self._cores, self._bound))
         await self._start_all([plan.trainer(settings, [child.address for child in nodes])])
 
@@ -92,7 +96,9 @@ class LocalCluster:
         """Side by side; returns when all are ready."""
         children = [await self._spawn(spec) for spec in specs]
         for child in children:
+            self.waiting_for = f"waiting for the {child.what}, at most {child.spec.start_timeout_s:g} s"
             await self._unless_death(child.wait_ready(child.spec.start_timeout_s))
+            self.waiting_for = ""
             port = f" on port {child.ready['port']}" if "port" in child.ready else ""
             self._say(f"{child.what} is up{port} (process {child.pid})")
         self._write_addresses()

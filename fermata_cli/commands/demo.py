@@ -63,6 +63,7 @@ class DemoRun:
         self._seconds: dict[str, float] = {}
         self._begun = time.monotonic()
         self._outcome = "failed"
+        self._stopped_at = self._view.where
         self._problem: NodeError | None = None
         self._interrupts: Interrupts | None = None
         self._cluster: LocalCluster | None = None
@@ -94,7 +95,10 @@ class DemoRun:
                 await self._train(cluster)
             finally:
                 stopping = time.monotonic()
-                self._view.phase = "stopping"
+                self._stopped_at = self._view.where
+                self._view.phase, self._view.waiting_for, self._view.eval_progress = "stopping", "", None
+                if self._interrupts is None or not self._interrupts.count:  # which has said so itself
+                    self._show.say("stopping the cluster")
                 await cluster.stop()
                 self._seconds["shutdown"] = time.monotonic() - stopping
         except NodeError as error:
@@ -121,6 +125,7 @@ class DemoRun:
         looks = 0
         while True:
             self._memory.look((child.spec.name, child.pid) for child in cluster.children)
+            self._view.waiting_for = cluster.waiting_for
             self._hear()
             if looks % _SCRAPE_EVERY == 0 and not cluster.stopping:
                 await self._measure(cluster)
@@ -172,6 +177,8 @@ class DemoRun:
         if self._outcome == "finished":
             for line in final_lines(summary):
                 _tell(line)
+        elif self._outcome == "interrupted":
+            _tell(f"interrupted {self._stopped_at}")
         files = [path, *pictures, *(folder for folder in (self._run_dir / "model",) if folder.is_dir())]
         _tell(f"written: {', '.join(map(str, files))}")
         print(path)

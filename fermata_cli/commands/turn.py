@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from node_runtime.errors import EXIT_CHECK_FAILED, EXIT_OK
+from node_runtime.errors import EXIT_CHECK_FAILED, EXIT_OK, EXIT_USAGE, NodeError
 from node_runtime.outcomes import outcome_name
 from rollout_node.turn.check import CaseResult, check_cases, format_results
 
@@ -15,6 +15,8 @@ from rollout_node.turn.check import CaseResult, check_cases, format_results
 def check(tools: Path, cases: Path, *, model: str | None, default_format: str, only_misses: bool, as_json: bool) -> int:
     """The table goes to stderr, or everything as one JSON object to stdout."""
     results = check_cases(tools, cases, model_path=model, default_format=default_format)
+    if not results:
+        raise NodeError(f"{cases} holds no case: it needs at least one JSON object, one per line", EXIT_USAGE)
     missed = sum(not result.passed for result in results)
     if as_json:
         shown = [_as_json(result) for result in results if not (only_misses and result.passed)]

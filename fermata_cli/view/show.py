@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -20,6 +20,8 @@ from rich.text import Text
 
 from fermata_cli.view.state import PHASES, SLOW_S, RunView
 
+_QUIET_S = 14.0  # and a look takes a moment: a line at least every 15 s
+_DOING = ("startup", "start", "load", "connect", "stopping")  # "still starting the cluster"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -44,18 +46,21 @@ def make_show(view: RunView, *, plain: bool) -> Show:
 
 
 class PlainShow:
-    """One line per event, with the seconds since the start."""
+    """One line per event, with the seconds since the start; and one every so often where nothing happens."""
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(self, view: RunView, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._view = view
-        self._begun = time.monotonic()
+        self._clock = clock
+        self._begun = self._said = clock()
 
     def say(self, sentence: str) -> None:
         self._view.say(sentence)
-        print(f"[{time.monotonic() - self._begun:6.1f} s] {sentence}", file=sys.stderr, flush=True)
+        self._said = self._clock()
+        print(f"[{self._said - self._begun:6.1f} s] {sentence}", file=sys.stderr, flush=True)
 
     def refresh(self) -> None:
-        return
+        if self._clock() - self._said >= _QUIET_S:
+            self.say(f"still {self._view.now}" if self._view.phase in _DOING else self._view.now)
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +118,10 @@ def draw(view: RunView, seconds: float) -> Panel:
 
 
 def _rows(view: RunView) -> list[tuple[str, str]]:
-    rows = [("step", f"{view.step} of {view.steps if view.steps is not None else '–'}")]
+    started = view.step > 0 or view.steps is not None
+    rows = [
+        ("step", f"{view.step} of {view.steps if view.steps is not None else '–'}") if started else ("now", view.now)
+    ]
     if view.rewards:
         rows.append(("reward", f"{sparkline(view.rewards[-48:])}  {view.rewards[-1]:.3f}"))
     if view.accuracies:
@@ -129,7 +137,8 @@ def _rows(view: RunView) -> list[tuple[str, str]]:
     if view.tokens_per_second is not None:
         rows.append(("tokens", f"{view.tokens_per_second:,.0f} a second"))
     if view.version is not None:
-        rows.append(("weights", f"version {view.version}, oldest token trained {view.staleness} versions old"))
+        age = "–" if view.staleness is None else f"{view.staleness} version{'s' * (view.staleness != 1)} old"
+        rows.append(("weights", f"version {view.version}, oldest token trained {age}"))
     if view.masked_share is not None:
         rows.append(("masked samples", f"{view.masked_share:.1%}"))
     return rows

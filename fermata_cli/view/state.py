@@ -41,6 +41,7 @@ class RunView:
     steps: int | None = None
     step: int = 0
     phase: str = "startup"
+    waiting_for: str = ""  # within the phase, where that is known
     rewards: list[float] = dataclasses.field(default_factory=list)
     accuracies: dict[str, float] = dataclasses.field(default_factory=dict)
     eval_progress: tuple[int, int] | None = None
@@ -58,6 +59,21 @@ class RunView:
 
     def say(self, sentence: str) -> None:
         self.messages.append(printable(sentence, 400))
+
+    @property
+    def now(self) -> str:
+        """What goes on, in words."""
+        words = PHASES.get(self.phase, self.phase)
+        if self.eval_progress is not None:
+            return "{}: {} of {} samples".format(words, *self.eval_progress)
+        return f"{words}: {self.waiting_for}" if self.waiting_for else words
+
+    @property
+    def where(self) -> str:
+        """How far the run has got."""
+        if not self.step:
+            return f"before the first step ({self.now})"
+        return f"at step {self.step} of {_number(self.steps)} ({self.now})"
 
     def hear(self, event: Mapping[str, Any]) -> str | None:
         """Takes an event of the feed; a line worth telling, or None."""

@@ -88,6 +88,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(phase: str, tmp_path: Path) -> No
         assert code == 130, command.err
         assert command.left() == []
         assert "SIGINT: stopping everything in order" in command.err
+        assert "interrupted before the first step (starting the cluster" in command.err
     assert json.loads((tmp_path / "demo" / "summary.json").read_text())["outcome"] == "interrupted"
 
 

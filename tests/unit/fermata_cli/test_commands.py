@@ -126,6 +126,9 @@ def test_turn_check_passes_and_misses(tmp_path: Path, capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert report["missed"] == 1
     assert report["results"][0]["misses"] == ["expected 1 calls, got 0"]
+    wrong.write_text("\n")
+    assert main(["turn", "check", "--tools", tools, str(wrong)]) == 2
+    assert f"{wrong} holds no case" in capsys.readouterr().err
     wrong.write_text("{\n")
     assert main(["turn", "check", "--tools", tools, str(wrong)]) == 2
     assert f"{wrong}:1 is not JSON" in capsys.readouterr().err

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from fermata_cli.text import printable
 from fermata_cli.view.follow import Feed, total
-from fermata_cli.view.show import draw, sparkline
+from fermata_cli.view.show import PlainShow, draw, sparkline
 from fermata_cli.view.state import RunView
 
 
@@ -81,6 +82,39 @@ def test_foreign_text_moves_no_cursor_and_opens_no_markup() -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(draw(view, 3.0))
     assert "[red]x 0.500" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_where_nothing_happens_a_line_says_what_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    view = RunView(waiting_for="waiting for the gateway, at most 60 s")
+    show = PlainShow(view, clock=lambda: now[0])
+    show.refresh()
+    for now[0] in (10.0, 14.5, 20.0):
+        show.refresh()
+    show.say("a thing")
+    view.phase, view.waiting_for, view.eval_progress = "eval_before", "", (3, 200)
+    for now[0] in (30.0, 35.0):
+        show.refresh()
+    assert capsys.readouterr().err.splitlines() == [
+        "[  14.5 s] still starting the cluster: waiting for the gateway, at most 60 s",
+        "[  20.0 s] a thing",
+        "[  35.0 s] held-out evaluation before training: 3 of 200 samples",
+    ]
+
+
+def test_how_far_a_run_has_got() -> None:
+    assert RunView().where == "before the first step (starting the cluster)"
+    assert RunView(step=3, steps=24, phase="sync").where == "at step 3 of 24 (training: weight sync)"
+
+
+def test_the_panel_says_the_phase_until_steps_are_known() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw(RunView(waiting_for="waiting for the gateway"), 1.0))
+    console.print(draw(RunView(step=1, steps=4, version=2, staleness=1), 1.0))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "now  starting the cluster: waiting for the gateway" in text
+    assert "0 of" not in text
+    assert "trained 1 version old" in text
 
 
 def test_the_panel_shows_what_is_known() -> None:
