@@ -7,6 +7,7 @@ traceback. Commands import what they need when they run, so `fermata --help` sta
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if text.startswith("Usage:"):  # called with nothing: the help itself
             print(text, file=sys.stderr)
         else:
-            _say(f"{text.rstrip('.')}: see --help")
+            _say(f"{_plain(text).rstrip('.')}: see --help")
         return EXIT_USAGE
     except NodeError as error:
         _say(str(error))
@@ -188,6 +189,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     return code if isinstance(code, int) else EXIT_OK
+
+
+def _plain(text: str) -> str:
+    """Without the words of the libraries that check flags."""
+    text = re.sub(r", unable to parse .*", "", text).replace("Input should be ", "it must be ")
+    return text.replace("a valid integer", "an integer").replace("a valid ", "a ")
 
 
 def _say(text: str) -> None:

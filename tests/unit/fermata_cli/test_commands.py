@@ -45,7 +45,11 @@ def test_without_a_command_the_help_goes_to_stderr(capsys: pytest.CaptureFixture
     ("arguments", "sentence"),
     [
         (["dmo"], "No such command 'dmo'"),
-        (["demo", "--rollout-nodes", "7"], "'--rollout-nodes'"),
+        (
+            ["demo", "--rollout-nodes", "7"],
+            "Invalid value for '--rollout-nodes': it must be less than or equal to 2: see",
+        ),
+        (["demo", "--steps", "x"], "Invalid value for '--steps': it must be an integer: see --help"),
         (["tools", "call", "calculator", "{'a': 1}"], "the arguments are no JSON"),
         (["tools", "list", "--gateway", "nowhere"], "nowhere"),
         (["config", "show", "--set", "gatway.port=1"], "unknown section 'gatway': did you mean 'gateway'?"),
