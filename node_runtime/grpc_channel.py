@@ -25,6 +25,11 @@ from node_runtime.token_channel import TokenChannel
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 
+def error_sentence(error: grpc.aio.AioRpcError) -> str:
+    """The status of a failed RPC: its code and what the peer, or gRPC itself, said of it."""
+    return f"{error.code().name}: {error.details() or 'no detail'}"
+
+
 def open_channel(address: str, runtime: RuntimeSettings, *, keepalive: bool = True) -> grpc.aio.Channel:
     """A channel to `address` ("host:port", "[v6]:port" or "unix:path"); call inside a running loop, close it yourself.
 

@@ -5,25 +5,36 @@ from __future__ import annotations
 import pytest
 from fermata.v1 import tool_pb2 as tool
 
+from tests.property.contract.backend import Rpc
+from tests.property.contract.gateway import Gateway
 from tests.property.contract.world import World
 
 KEY = "run/t/1/1/0#write"
 
 
-def world_with_call_running(tool_name: str = "write") -> tuple[World, str]:
-    """One call, started at its first backend; the Started event is still on the wire."""
-    world = World(shared_ledger=False)
-    gateway = world.live_gateways()[0]
-    world.node.connect(gateway)
-    key = f"run/t/1/1/0#{tool_name}"
+def deliver_all(world: World) -> None:
+    """Everything on the streams arrives; requests to backends stay where they are."""
     while world.movable_streams():
         world.step_stream(*world.movable_streams()[0])
-    world.node.new_call(key, tool_name)
+
+
+def send_call(world: World, gateway: Gateway, key: str) -> Rpc:
+    """The gateway has the call and its request to a backend is on the wire; the Started event is, too."""
+    world.node.connect(gateway)
+    deliver_all(world)
+    world.node.new_call(key, key.rsplit("#", 1)[1])
     stream = world.node.stream
     assert stream is not None
     while stream.up:
         world.step_stream(stream, "up")
-    world.step_rpc(world.movable_rpcs()[0])
+    return world.movable_rpcs()[0]
+
+
+def world_with_call_running(tool_name: str = "write") -> tuple[World, str]:
+    """One call, started at its first backend; the Started event is still on the wire."""
+    world = World(shared_ledger=False)
+    key = f"run/t/1/1/0#{tool_name}"
+    world.step_rpc(send_call(world, world.live_gateways()[0], key))
     assert len(world.starts) == 1
     return world, key
 
@@ -113,19 +124,10 @@ def test_an_idempotent_tool_runs_again() -> None:
 
 def test_a_request_of_a_dead_gateway_that_arrives_late_starts_nothing_twice() -> None:
     world = World(shared_ledger=False)
-    world.node.connect(world.live_gateways()[0])
-    while world.movable_streams():
-        world.step_stream(*world.movable_streams()[0])
-    world.node.new_call(KEY, "write")
-    stream = world.node.stream
-    assert stream is not None
-    while stream.up:
-        world.step_stream(stream, "up")
-    late = world.movable_rpcs()[0]
+    late = send_call(world, world.live_gateways()[0], KEY)
     world.now += 1_000
     restart_gateway(world)
-    while world.movable_streams():
-        world.step_stream(*world.movable_streams()[0])
+    deliver_all(world)
     for rpc in [r for r in world.movable_rpcs() if r is not late]:
         world.step_rpc(rpc)  # tombstones are laid first
     world.step_rpc(late)
@@ -162,18 +164,9 @@ def test_a_gateway_that_lost_its_session_starts_nothing_for_it() -> None:
     """Its attempt is tombstoned by the successor; the retry it then wants is refused by the ledger."""
     world = World(shared_ledger=True, addresses=("a", "b", "c"))
     old, new = world.live_gateways()
-    world.node.connect(old)
-    while world.movable_streams():
-        world.step_stream(*world.movable_streams()[0])
-    world.node.new_call(KEY, "write")
-    stream = world.node.stream
-    assert stream is not None
-    while stream.up:
-        world.step_stream(stream, "up")
-    late = world.movable_rpcs()[0]
+    late = send_call(world, old, KEY)
     world.node.connect(new)
-    while world.movable_streams():
-        world.step_stream(*world.movable_streams()[0])
+    deliver_all(world)
     attach = next(r for r in world.movable_rpcs() if r is not late)
     world.step_rpc(attach)
     world.step_rpc(attach)  # nothing found, tombstone laid: the successor starts it elsewhere
@@ -193,8 +186,7 @@ def test_not_started_is_never_said_where_an_unrecorded_attempt_ran() -> None:
     world.kill_backend(ran_at)
     world.start_backend(ran_at)
     restart_gateway(world)
-    while world.movable_streams():
-        world.step_stream(*world.movable_streams()[0])
+    deliver_all(world)
     for _ in range(20):  # every attempt of the successor is lost before it arrives, its key then tombstoned
         for rpc in world.movable_rpcs():
             if rpc.response is None and not hasattr(rpc.request, "if_absent"):

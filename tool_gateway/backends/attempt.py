@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 from fermata.v1 import tool_pb2
 
+from node_runtime.grpc_channel import error_sentence
 from tool_gateway.backends.backend import Backend
-from tool_gateway.backends.rpc import end_of_error, error_sentence
+from tool_gateway.backends.rpc import end_of_error
 from tool_gateway.policy import Absent, AttemptEnd, Finished, InstanceGone, Lost, NotSent, TimedOut
 from tool_gateway.takeover import Answer, Found, NotThere, Unreachable
 

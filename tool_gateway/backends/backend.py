@@ -16,10 +16,9 @@ import grpc
 from fermata.v1 import tool_pb2, tool_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from node_runtime.grpc_channel import open_channel
+from node_runtime.grpc_channel import error_sentence, open_channel
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
-from tool_gateway.backends.rpc import error_sentence
 from tool_gateway.settings import TimeoutSettings
 from tool_gateway.signal import Signal
 

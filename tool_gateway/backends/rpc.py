@@ -8,6 +8,7 @@ from __future__ import annotations
 import grpc
 from fermata.v1 import tool_pb2
 
+from node_runtime.grpc_channel import error_sentence
 from node_runtime.outcomes import make_final
 from tool_gateway.policy import AttemptEnd, Finished, Lost
 
@@ -16,10 +17,6 @@ _REFUSED = {
     grpc.StatusCode.PERMISSION_DENIED: tool_pb2.OUTCOME_PERMISSION,
     grpc.StatusCode.UNIMPLEMENTED: tool_pb2.OUTCOME_PROTOCOL,
 }
-
-
-def error_sentence(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details() or 'no detail'}"
 
 
 def end_of_error(error: grpc.aio.AioRpcError, address: str) -> AttemptEnd:

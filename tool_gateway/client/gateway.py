@@ -19,7 +19,7 @@ import grpc
 from fermata.v1 import gateway_pb2, gateway_pb2_grpc, tool_pb2
 
 from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
-from node_runtime.grpc_channel import open_channel
+from node_runtime.grpc_channel import error_sentence, open_channel
 from node_runtime.keys import CallKey
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
@@ -477,7 +477,7 @@ def _why_ended(*tasks: asyncio.Task[Any]) -> str:
     for task in tasks:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             if isinstance(error, grpc.aio.AioRpcError):
-                return f"{error.code().name}: {error.details() or 'no detail'}"
+                return error_sentence(error)
             if isinstance(error, asyncio.InvalidStateError | grpc.aio.BaseError | TimeoutError | _Dead):
                 return str(error)
             raise error

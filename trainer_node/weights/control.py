@@ -12,6 +12,8 @@ import grpc.aio
 from fermata.v1 import tool_pb2, weights_pb2_grpc
 from fermata.v1 import weights_pb2 as pb
 
+from node_runtime.grpc_channel import error_sentence
+
 # The node's own deadline ends first, so that its sentence arrives.
 MARGIN_S = 2.0
 
@@ -44,9 +46,7 @@ class NodeControl:
         try:
             response = await call
         except grpc.aio.AioRpcError as error:
-            raise Lost(
-                f"{self.node} did not answer {method} ({error.code().name}: {error.details() or 'no details'})"
-            ) from error
+            raise Lost(f"{self.node} did not answer {method} ({error_sentence(error)})") from error
         finally:
             call.cancel()
         if response.status.outcome != tool_pb2.OUTCOME_OK:

@@ -27,7 +27,6 @@ class World:
         self.rpcs: list[Rpc] = []
         self.streams: list[Stream] = []
         self.starts: list[tuple[str, str]] = []
-        self.asked: dict[str, int] = {}
         self.stored: tuple[ro.Snapshot, int] | None = None
         self.faults = 0
         self.zombies: list[Node] = []
@@ -114,8 +113,6 @@ class World:
         if self.stored is not None:
             snapshot, at = self.stored
             self.node.restore(snapshot, self.now - at)
-            for entry in snapshot.pending:
-                self.asked[entry.key] = len(self.starts)
 
     # -- steps
     def step_rpc(self, rpc: Rpc) -> None:
