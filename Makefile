@@ -1,5 +1,5 @@
 # Each target brings what it needs up by itself. Two commands are enough: `make demo` and `make test`.
-.PHONY: demo test test-unit lint format protos clean help
+.PHONY: demo test test-unit prometheus lint format protos clean help
 SHELL := /bin/bash
 VENV := .venv/.installed
 PROTOS_VENV := .venv-protos/.installed
@@ -17,8 +17,12 @@ help:
 demo: $(VENV)
 	.venv/bin/fermata demo $(ARGS)
 
-test: $(VENV)
+test: $(VENV) prometheus
 	.venv/bin/python -m pytest $(ARGS)
+
+# The one on PATH, else Debian's package unpacked into .tools/.
+prometheus:
+	@scripts/prometheus.sh >/dev/null
 
 test-unit: $(VENV)
 	.venv/bin/python -m pytest -m "not integration and not vllm" $(ARGS)
@@ -45,4 +49,4 @@ protos: $(PROTOS_VENV)
 	scripts/venv.sh .venv-protos
 
 clean:
-	rm -rf .venv .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-protos .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
