@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fermata.v1 import gateway_pb2, tool_pb2
@@ -20,7 +21,7 @@ from tool_gateway.backends import Backend, Lease
 from tool_gateway.backends.attempt import attach, invoke
 from tool_gateway.calls import Call, attempt_timeout_s, margin_s
 from tool_gateway.ledger import AttemptRecord, Fenced, LedgerStore
-from tool_gateway.metrics import ATTEMPTS
+from tool_gateway.metrics import ATTEMPT_DURATION, ATTEMPTS, RETRIES, outcome_label
 from tool_gateway.policy import AttemptEnd, Done, InstanceGone, Lost, Rejoin, RetryPolicy, TimedOut, timeout_final
 from tool_gateway.settings import GatewaySettings
 
@@ -67,14 +68,15 @@ class Attempts:
         timeout_s, by_deadline = attempt_timeout_s(call.start, lease.tool, left_s(call), self._settings.timeouts)
         ends_at = asyncio.get_running_loop().time() + timeout_s
         since = time.monotonic()
-        end = await invoke(
-            lease.backend,
-            self._invocation(call, lease, timeout_s),
-            timeout_s=timeout_s,
-            heartbeat_s=self._heartbeat_s(call),
-            on_event=lambda event: self._pass_on(call, event),
-        )
-        return await self._follow(call, lease, end, nth=nth, ends_at=ends_at, by_deadline=by_deadline, since=since)
+        with _cut_off_is_counted(call, lease, since):
+            end = await invoke(
+                lease.backend,
+                self._invocation(call, lease, timeout_s),
+                timeout_s=timeout_s,
+                heartbeat_s=self._heartbeat_s(call),
+                on_event=lambda event: self._pass_on(call, event),
+            )
+            return await self._follow(call, lease, end, nth=nth, ends_at=ends_at, by_deadline=by_deadline, since=since)
 
     async def join(self, call: Call, lease: Lease) -> tool_pb2.Final:
         """The call was found at this lease's instance, begun by an earlier gateway: wait for its end there."""
@@ -84,9 +86,11 @@ class Attempts:
             return refused
         found = Lost("the gateway that began the call is gone", joined=True)
         most = self._settings.retry.attempts  # no attempt may follow: what it was given cannot be told any more
-        ended = await self._follow(
-            call, lease, found, nth=most, ends_at=call.deadline_at, by_deadline=True, since=time.monotonic()
-        )
+        since = time.monotonic()
+        with _cut_off_is_counted(call, lease, since):
+            ended = await self._follow(
+                call, lease, found, nth=most, ends_at=call.deadline_at, by_deadline=True, since=since
+            )
         if isinstance(ended, Again):
             raise AssertionError("the policy allowed an attempt after the last one")
         return ended
@@ -147,7 +151,7 @@ class Attempts:
         await self._ledger.end_attempt(call.start.key, call.attempts, shown.outcome, shown.started, shown.detail)
         call.run_s += time.monotonic() - since
         outcome = outcome_name(shown.outcome)
-        ATTEMPTS.labels(tool=call.tool_label, outcome=outcome).inc()
+        _count(lease, outcome_label(shown.outcome), since)
         record_span(self._spans, call, "tool-run", since, outcome, call.attempts)
         if isinstance(decision, Done):
             return decision.final
@@ -155,6 +159,7 @@ class Attempts:
             call.unproven = True
         if not call.traits.idempotent:
             call.started = tool_pb2.STARTED_NO  # proven, or the policy would not have said Retry
+        RETRIES.labels(pool=lease.backend.pool, reason=outcome_label(shown.outcome)).inc()
         _log.info(
             "another attempt follows", key=call.start.key, attempt=call.attempts, outcome=outcome, why=shown.detail
         )
@@ -232,6 +237,22 @@ class Attempts:
             out.chunk.key = call.start.key
             out.chunk.chunk.CopyFrom(event.chunk)
         self._tell(call, out)
+
+
+@contextmanager
+def _cut_off_is_counted(call: Call, lease: Lease, since: float) -> Iterator[None]:
+    """An attempt that its call's deadline or a cancel cuts off has ended too: whoever sums up attempts misses none."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        late = call.cancelled is None and left_s(call) <= 0
+        _count(lease, "DEADLINE_EXCEEDED" if late else "CANCELLED", since)
+        raise
+
+
+def _count(lease: Lease, outcome: str, since: float) -> None:
+    ATTEMPTS.labels(pool=lease.backend.pool, outcome=outcome).inc()
+    ATTEMPT_DURATION.labels(pool=lease.backend.pool).observe(time.monotonic() - since)
 
 
 def left_s(call: Call) -> float:

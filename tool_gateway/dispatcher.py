@@ -13,7 +13,7 @@ from typing import Any
 from fermata.v1 import gateway_pb2, tool_pb2
 
 from node_runtime.logs import get_logger
-from node_runtime.outcomes import fault_name, make_final, outcome_name
+from node_runtime.outcomes import make_final
 from node_runtime.spans import SpanWriter
 from tool_gateway.attempts import max_output_bytes
 from tool_gateway.backends import Backend, Backends
@@ -23,7 +23,7 @@ from tool_gateway.driver import Driver
 from tool_gateway.hub import Attached, SessionHub, goodbye
 from tool_gateway.ledger import CallRecord, Conflict, Created, Ending, Exists, Fenced, Full, Gone, LedgerStore
 from tool_gateway.ledger.store import Creation
-from tool_gateway.metrics import CALL_DURATION, CALLS
+from tool_gateway.metrics import CALL_DURATION, CALLS, fault_label, outcome_label
 from tool_gateway.policy import cut_output
 from tool_gateway.settings import GatewaySettings
 
@@ -57,6 +57,11 @@ class Dispatcher:
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
+
+    def oldest_age_s(self) -> float:
+        """Age of the call in flight that came first; 0 without calls."""
+        oldest = next(iter(self.running.values()), None)
+        return 0.0 if oldest is None else self._now() - oldest.received_at
 
     # -- what clients ask for ----------------------------------------------------------------------------------------
 
@@ -267,8 +272,8 @@ class Dispatcher:
         attached.unaccepted = max(0, attached.unaccepted - 1)
         CALLS.labels(
             tool=start.tool if start.tool in self._backends.tools else "unknown",
-            outcome=outcome_name(final.outcome),
-            fault=fault_name(final.fault),
+            outcome=outcome_label(final.outcome),
+            fault=fault_label(final.fault),
         ).inc()
         if attached.session.add_refusal(Result(key=start.key, tool=start.tool, final=final)):
             attached.wake()
@@ -299,8 +304,9 @@ class Dispatcher:
         self.running.pop(key, None)
         if not self.running:
             self._idle.set()
-        CALLS.labels(tool=call.tool_label, outcome=outcome_name(final.outcome), fault=fault_name(final.fault)).inc()
-        CALL_DURATION.labels(tool=call.tool_label).observe(now - call.received_at)
+        fault = fault_label(final.fault)
+        CALLS.labels(tool=call.tool_label, outcome=outcome_label(final.outcome), fault=fault).inc()
+        CALL_DURATION.labels(tool=call.tool_label, fault=fault).observe(now - call.received_at)
         if record is not None:
             attached = self._hub.sessions.get(record.session_id)
             if attached is not None:

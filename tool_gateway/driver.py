@@ -17,6 +17,7 @@ from tool_gateway.backends import Backends, InstanceReplaced, Lease, NoSuchTool,
 from tool_gateway.calls import Call
 from tool_gateway.catalogue import unknown_tool_sentence
 from tool_gateway.ledger import LedgerStore
+from tool_gateway.metrics import QUEUE_DURATION
 from tool_gateway.policy import timeout_final, vouch
 from tool_gateway.settings import GatewaySettings
 from tool_gateway.takeovers import Takeovers
@@ -131,6 +132,7 @@ class Driver:
         since = time.monotonic()
         call.waiting_for = f"a backend of {start.tool} with room"
         queue_s = start.queue_timeout_ms / 1000 if start.HasField("queue_timeout_ms") else None
+        lease = None
         try:
             async with asyncio.timeout(queue_s) as queue:
                 lease = await self._backends.acquire(
@@ -141,7 +143,10 @@ class Driver:
                 raise
             return None
         finally:
-            call.queued_s += time.monotonic() - since
+            queued_s = time.monotonic() - since
+            call.queued_s += queued_s
+            pool = lease.backend.pool if lease is not None else self._backends.pool_of(start.tool)
+            QUEUE_DURATION.labels(pool=pool).observe(queued_s)
             record_span(self._spans, call, "tool-queue", since, "", call.attempts + 1)
         call.waiting_for = ""
         return lease

@@ -23,6 +23,7 @@ from tool_gateway.backends import Backends
 from tool_gateway.dispatcher import Dispatcher
 from tool_gateway.hub import SessionHub
 from tool_gateway.ledger import MemoryLedger
+from tool_gateway.metrics import DRAINING, OLDEST_CALL_AGE
 from tool_gateway.service import SERVICE, GatewayService
 from tool_gateway.settings import GatewaySettings
 
@@ -52,7 +53,7 @@ async def serve(settings: GatewaySettings, runtime: RuntimeSettings, lifetime: L
                     tasks.create_task(backends.run(), name="backends"),
                     tasks.create_task(dispatcher.run(), name="dispatcher"),
                     tasks.create_task(service.tell_catalogue(), name="catalogue"),
-                    tasks.create_task(_sweep(hub, ledger), name="sweep"),
+                    tasks.create_task(_sweep(hub, ledger, dispatcher), name="sweep"),
                 ]
                 if not settings.pools:
                     _log.warning("gateway.pools is empty: no tool can be called; name backends there")
@@ -66,9 +67,10 @@ async def serve(settings: GatewaySettings, runtime: RuntimeSettings, lifetime: L
             stop_metrics(metrics_port)
 
 
-async def _sweep(hub: SessionHub, ledger: MemoryLedger) -> None:
+async def _sweep(hub: SessionHub, ledger: MemoryLedger, dispatcher: Dispatcher) -> None:
     loop = asyncio.get_running_loop()
     while True:
+        OLDEST_CALL_AGE.set(dispatcher.oldest_age_s())
         await asyncio.sleep(SWEEP_S)
         expired = await ledger.sweep(loop.time())
         forgotten = hub.expire(loop.time())
@@ -82,6 +84,7 @@ async def _drain(
     """Tell clients, refuse new calls, let the running ones end, hand out their results, end the streams."""
     within_s = max(0.0, min(settings.drain_s, runtime.shutdown_grace_s - 2 * CLOSE_S))
     dispatcher.draining = True
+    DRAINING.set(1)
     server.set_serving(SERVICE, False)
     drain = ServerFrame.Drain(
         deadline_ms=int(within_s * 1000), reconnect_in_ms=0, reason="the gateway was asked to stop"

@@ -15,7 +15,7 @@ from fermata.v1 import gateway_pb2, tool_pb2
 from node_runtime.logs import get_logger
 from tool_gateway.dispatcher import Dispatcher
 from tool_gateway.hub import Attached, SessionHub
-from tool_gateway.metrics import STREAMS
+from tool_gateway.metrics import STREAMS_ACTIVE
 from tool_gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class AttachStream:
 
     async def serve(self, catalogue: Callable[[], ServerFrame.Catalogue]) -> None:
         """`catalogue` is asked once the session is attached: from then on changes are told to it."""
-        STREAMS.inc()
+        STREAMS_ACTIVE.inc()
         try:
             first = await self._first_frame()
             if first is None:
@@ -79,7 +79,7 @@ class AttachStream:
             finally:
                 self._hub.detach(attached[0], hello.epoch, asyncio.get_running_loop().time())
         finally:
-            STREAMS.dec()
+            STREAMS_ACTIVE.dec()
 
     async def _first_frame(self) -> ClientFrame | None:
         try:

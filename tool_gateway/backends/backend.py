@@ -73,6 +73,13 @@ class Backend:
         return self._connected and self._serving
 
     @property
+    def state(self) -> str:
+        """One of ``metrics.BACKEND_STATES``."""
+        if not self._connected:
+            return "down"
+        return "serving" if self._serving else "draining"
+
+    @property
     def instance_id(self) -> str | None:
         """Who answers at this address now; None while nobody does."""
         return self.described.instance_id if self._connected and self.described is not None else None

@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.backends.backend import Backend
 from tool_gateway.catalogue import CatalogueBuilder, Described, Tool
-from tool_gateway.metrics import BACKEND_SERVING
+from tool_gateway.metrics import BACKEND_SERVING, BACKEND_STATES, BACKENDS, prepare
 from tool_gateway.settings import PoolSettings, TimeoutSettings
 from tool_gateway.signal import Signal
 
@@ -62,7 +63,9 @@ class Backends:
         timeouts: TimeoutSettings,
         rng: random.Random | None = None,
     ) -> None:
+        pools = tuple(pools)
         self._rng = rng or random.Random()
+        self._pools = tuple(pool.name for pool in pools)
         self.changed = Signal()
         self.backends: dict[str, Backend] = {
             address: Backend(pool.name, address, runtime, timeouts, self._on_change)
@@ -76,6 +79,7 @@ class Backends:
         self._shown: object = None
         self._queues: dict[str, list[tuple[int, int, _Waiter]]] = {}
         self._arrivals = itertools.count()
+        prepare(self._pools)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -157,6 +161,12 @@ class Backends:
             return None
         return next((a for a, backend in self.backends.items() if backend.instance_id == instance_id), None)
 
+    def pool_of(self, name: str) -> str:
+        """For metrics: the pool whose backends a call of this tool waits for (the first, where several serve it)."""
+        tool = self.tools.get(name)
+        pools = {self.backends[address].pool for address in tool.addresses} if tool is not None else set()
+        return next((pool for pool in self._pools if pool in pools), "unknown")
+
     def suspects(self, name: str) -> list[Backend]:
         """Backends that may ever have run this tool: every address of the pools that serve it or are not known."""
         pools = {backend.pool for backend in self.backends.values() if backend.spec(name) is not None}
@@ -218,6 +228,9 @@ class Backends:
             self.version += 1
         for name, tool in self.tools.items():
             BACKEND_SERVING.labels(tool=name).set(tool.serving)
+        states = Counter((backend.pool, backend.state) for backend in self.backends.values())
+        for pool, state in itertools.product(self._pools, BACKEND_STATES):
+            BACKENDS.labels(pool=pool, state=state).set(states[pool, state])
         self.changed.raise_()
         for name in list(self._queues):
             self._pump(name)

@@ -21,7 +21,10 @@ SMALL = sets("trainer.eval.tasks=24", "trainer.groups_per_step=4", "trainer.grou
 METRICS = {
     "gateway": {
         "fermata_gateway_calls_total", "fermata_gateway_call_duration_seconds", "fermata_gateway_calls_in_flight",
-        "fermata_gateway_streams", "fermata_gateway_attempts_total", "fermata_gateway_backend_serving",
+        "fermata_gateway_streams_active", "fermata_gateway_attempts_total", "fermata_gateway_backend_serving",
+        "fermata_gateway_retries_total", "fermata_gateway_backends", "fermata_gateway_queue_duration_seconds",
+        "fermata_gateway_attempt_duration_seconds", "fermata_gateway_oldest_call_age_seconds",
+        "fermata_gateway_draining",
     },
     "tool backend": {
         "fermata_backend_calls_total", "fermata_backend_call_duration_seconds", "fermata_backend_calls_in_flight",

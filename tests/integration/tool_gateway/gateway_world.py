@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.client import CallOptions, ClientOptions, Result, ToolGateway
 
@@ -229,6 +231,24 @@ async def call(
         options=options,
         on_event=on_event,
     )
+
+
+async def scrape(port: int) -> str:
+    """What /metrics shows on this port."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    try:
+        async with asyncio.timeout(10):
+            return (await reader.read()).decode()
+    finally:
+        writer.close()
+
+
+async def value(port: int, name: str, **labels: str) -> float:
+    """One sample of /metrics: the sum over the labels that are not named, 0.0 where there is none."""
+    families = text_string_to_metric_families((await scrape(port)).partition("\r\n\r\n")[2])
+    samples = (sample for family in families for sample in family.samples)
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 def free_port() -> int:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from fermata.v1 import gateway_pb2, gateway_pb2_grpc, tool_pb2
-from gateway_world import World, call, client, until
+from gateway_world import World, call, client, scrape, until
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from node_runtime.grpc_channel import open_channel
@@ -246,10 +246,15 @@ async def test_list_tools_get_call_metrics_and_reflection(world: World) -> None:
             assert not (await stub.GetCall(gateway_pb2.GetCallRequest(key="run/t/0/0/9"))).found
             metrics = await scrape(gateway.ready["metrics_port"])
             assert 'fermata_gateway_calls_total{fault="NONE",outcome="OK",tool="echo"} 1.0' in metrics
-            assert 'fermata_gateway_call_duration_seconds_bucket{le="300.0",tool="echo"} 1.0' in metrics
+            assert 'fermata_gateway_call_duration_seconds_bucket{fault="NONE",le="300.0",tool="echo"} 1.0' in metrics
             assert 'fermata_gateway_calls_in_flight{tool="echo"} 0.0' in metrics
-            assert "fermata_gateway_streams 1.0" in metrics
-            assert 'fermata_gateway_attempts_total{outcome="OK",tool="echo"} 1.0' in metrics
+            assert "fermata_gateway_streams_active 1.0" in metrics
+            assert 'fermata_gateway_attempts_total{outcome="OK",pool="pool0"} 1.0' in metrics
+            assert 'fermata_gateway_attempt_duration_seconds_count{pool="pool0"} 1.0' in metrics
+            assert 'fermata_gateway_queue_duration_seconds_count{pool="pool0"} 1.0' in metrics
+            assert 'fermata_gateway_backends{pool="pool0",state="serving"} 1.0' in metrics
+            assert 'fermata_gateway_backends{pool="pool0",state="down"} 0.0' in metrics
+            assert "fermata_gateway_draining 0.0" in metrics
             assert 'fermata_gateway_backend_serving{tool="echo"} 1.0' in metrics
             reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
             try:
@@ -268,16 +273,6 @@ async def test_list_tools_get_call_metrics_and_reflection(world: World) -> None:
     assert set(spans) == {"tool-queue", "tool-run"}
     assert (spans["tool-run"].call_key, spans["tool-run"].outcome) == ("run/t/0/0/0", "OK")
     assert (spans["tool-run"].trajectory, spans["tool-run"].turn, spans["tool-run"].tool) == ("t", 0, "echo")
-
-
-async def scrape(port: int) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-    try:
-        async with asyncio.timeout(10):
-            return (await reader.read()).decode()
-    finally:
-        writer.close()
 
 
 async def test_a_wrong_token_is_one_clear_sentence(world: World) -> None:
