@@ -12,7 +12,7 @@ from fermata.v1 import tool_pb2
 from prometheus_client import Counter, Gauge, Histogram
 
 from node_runtime.metrics import TOOL_BUCKETS
-from node_runtime.outcomes import fault_name, outcome_name
+from node_runtime.outcomes import TABLE, Retry, fault_name, outcome_name
 
 CALLS = Counter("fermata_gateway_calls", "Calls that reached their one outcome", ["tool", "outcome", "fault"])
 CALL_DURATION = Histogram(
@@ -62,5 +62,15 @@ def prepare(pools: Iterable[str]) -> None:
     for pool in pools:
         QUEUE_DURATION.labels(pool=pool)
         ATTEMPT_DURATION.labels(pool=pool)
+        for outcome, row in TABLE.items():
+            if row.retry is not Retry.NEVER:
+                RETRIES.labels(pool=pool, reason=outcome_label(outcome))
         for state in BACKEND_STATES:
             BACKENDS.labels(pool=pool, state=state).set(0)
+
+
+def prepare_tool(tool: str) -> None:
+    """The same for a tool of the catalogue: the first fault of a run is to be seen in its rate too."""
+    for outcome, row in TABLE.items():
+        if outcome != tool_pb2.OUTCOME_UNSPECIFIED:
+            CALLS.labels(tool=tool, outcome=outcome_label(outcome), fault=fault_label(row.fault))

@@ -1,8 +1,16 @@
-"""Prometheus metrics of the trainer. Labels never hold ids."""
+"""Prometheus metrics of the trainer.
+
+Invariants: labels never hold ids; what was not measured yet is not a number (NaN), never 0.
+"""
 
 from __future__ import annotations
 
+import math
+
+from fermata.v1 import tool_pb2
 from prometheus_client import Counter, Gauge, Histogram
+
+from node_runtime.outcomes import TABLE, outcome_name
 
 REWARD_MEAN = Gauge("fermata_trainer_reward_mean", "Mean reward of the samples that the last step trained on")
 STALENESS = Histogram(
@@ -25,3 +33,12 @@ LOGPROB_DIFF_MEAN = Gauge(
     "fermata_trainer_logprob_diff_mean", "Mean |trainer − sampler| log-probability over tokens of the version compared"
 )
 CALLS_LOST = Gauge("fermata_trainer_calls_lost", "Tool calls seen dispatched that never got a terminal outcome")
+
+for _unknown in (REWARD_MEAN, EVAL_ACCURACY, LOGPROB_DIFF_MEAN):
+    _unknown.set(math.nan)
+# A rate needs a first value to rise from: faults of calls, and of reward functions, are shown with 0 from the start.
+for _outcome, _row in TABLE.items():
+    if _row.fault == tool_pb2.FAULT_INFRA and _outcome != tool_pb2.OUTCOME_UNSPECIFIED:
+        MASKED_SAMPLES.labels(cause=outcome_name(_outcome))
+for _cause in ("reward_error", "reward_timeout", "reward_not_finite"):
+    MASKED_SAMPLES.labels(cause=_cause)

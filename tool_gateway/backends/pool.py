@@ -18,7 +18,7 @@ from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.backends.backend import Backend
 from tool_gateway.catalogue import CatalogueBuilder, Described, Tool
-from tool_gateway.metrics import BACKEND_SERVING, BACKEND_STATES, BACKENDS, prepare
+from tool_gateway.metrics import BACKEND_SERVING, BACKEND_STATES, BACKENDS, prepare, prepare_tool
 from tool_gateway.settings import PoolSettings, TimeoutSettings
 from tool_gateway.signal import Signal
 
@@ -228,6 +228,8 @@ class Backends:
             self.version += 1
         for name, tool in self.tools.items():
             BACKEND_SERVING.labels(tool=name).set(tool.serving)
+            if name not in before:
+                prepare_tool(name)
         states = Counter((backend.pool, backend.state) for backend in self.backends.values())
         for pool, state in itertools.product(self._pools, BACKEND_STATES):
             BACKENDS.labels(pool=pool, state=state).set(states[pool, state])
