@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pydantic
+from pydantic import Field
 
 from node_runtime.settings import Section
 
@@ -29,34 +30,58 @@ OWNED_BY_NODE = frozenset(
 class EngineSettings(Section):
     """How the node runs vLLM. Sizes are per node; `None` leaves the choice to vLLM."""
 
-    model: str = ""  # a Hugging Face folder or hub name
-    dtype: str = "auto"  # "float32", "bfloat16", ...
-    max_model_len: int | None = pydantic.Field(None, ge=1)  # tokens of prompt and output together
-    tensor_parallel_size: int = pydantic.Field(1, ge=1)
-    pipeline_parallel_size: int = pydantic.Field(1, ge=1)
-    gpu_memory_utilization: float = pydantic.Field(0.9, gt=0, le=1)
-    # KV cache in GiB per worker; None: what gpu_memory_utilization leaves (on a CPU a share of the host's memory).
-    kv_cache_gib: float | None = pydantic.Field(None, gt=0)
-    num_gpu_blocks_override: int | None = pydantic.Field(None, ge=1)  # makes KV scarce, for tests
-    block_size: int | None = pydantic.Field(None, ge=1)  # tokens; CPUs want a multiple of 32
-    max_num_seqs: int = pydantic.Field(256, ge=1)
-    max_num_batched_tokens: int | None = pydantic.Field(None, ge=1)
-    enforce_eager: bool = False  # starts sooner, no compiled graph
-    seed: int = 0
-    # The logprob reported for a sampled token is that of the distribution it was drawn from (after temperature, top-p,
-    # top-k). "raw_logprobs" reports the model's own distribution.
-    logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = "processed_logprobs"
-    # Cores for vLLM's CPU threads ("0", "0-3", "auto"); two engines on one machine must be bound apart.
-    cpu_omp_threads_bind: str | None = None
-    weight_transfer: Literal["auto", "gloo", "nccl"] = "auto"  # auto: nccl on GPUs, gloo on CPUs
-    # A node of a training run serves only after its first proven weight sync. True serves the folder's own weights at
-    # once (evaluation, tests).
-    serve_before_sync: bool = False
-    start_timeout_s: float = pydantic.Field(600.0, gt=0)
-    control_timeout_s: float = pydantic.Field(30.0, gt=0)  # pause, resume, cache reset
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
-    # Further AsyncEngineArgs, passed on as they are.
-    extra: dict[str, Any] = pydantic.Field(default_factory=dict)
+    model: str = Field("", description="leave it empty: rollout.model names the folder")
+    dtype: str = Field(
+        "auto", description="of weights and activations: auto (as the model folder says), float32, bfloat16, ..."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="tokens of prompt and output together; null: what the model was made for"
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs over which each layer is split")
+    pipeline_parallel_size: int = Field(1, ge=1, description="groups of layers, each on GPUs of its own")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of each GPU's memory that the engine may take (on CPUs, of the host's)"
+    )
+    kv_cache_gib: float | None = Field(
+        None, gt=0, description="KV cache per worker in GiB; null: what gpu_memory_utilization leaves"
+    )
+    num_gpu_blocks_override: int | None = Field(
+        None, ge=1, description="blocks of the KV cache, whatever memory there is; makes it scarce, for tests"
+    )
+    block_size: int | None = Field(
+        None, ge=1, description="tokens in a block of the KV cache; CPUs want a multiple of 32; null: vLLM's choice"
+    )
+    max_num_seqs: int = Field(256, ge=1, description="sequences decoded at once")
+    max_num_batched_tokens: int | None = Field(None, ge=1, description="tokens in one engine step; null: vLLM's choice")
+    enforce_eager: bool = Field(False, description="no compiled graphs: starts sooner, decodes slower")
+    seed: int = Field(0, description="seed of the engine; tasks bring the seeds of their own sampling")
+    logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = Field(
+        "processed_logprobs",
+        description="log-probability reported for a sampled token: of the distribution it was drawn from (after "
+        "temperature, top-p and top-k), or of the model's own",
+    )
+    cpu_omp_threads_bind: str | None = Field(
+        None,
+        description="cores of vLLM's CPU threads (0, 0-3, auto), null: vLLM's choice; two engines on one machine must "
+        "be bound apart",
+    )
+    weight_transfer: Literal["auto", "gloo", "nccl"] = Field(
+        "auto", description="how weights arrive; auto: nccl on GPUs, gloo on CPUs"
+    )
+    serve_before_sync: bool = Field(
+        False,
+        description="serve the folder's own weights at once (evaluation, tests); else the node serves only after its "
+        "first proven weight sync",
+    )
+    start_timeout_s: float = Field(600.0, gt=0, description="seconds the engine may take to load the model")
+    control_timeout_s: float = Field(
+        30.0, gt=0, description="seconds for a pause, a resume or a reset of the prefix cache"
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("WARNING", description="lowest level vLLM logs")
+    extra: dict[str, Any] = Field(
+        default_factory=dict,
+        description="further arguments of vLLM's AsyncEngineArgs, by their names there, passed on as they are",
+    )
 
     @pydantic.field_validator("extra")
     @classmethod

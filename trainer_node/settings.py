@@ -25,10 +25,10 @@ class EvalSettings(Section):
     samples: PositiveInt = Field(1, description="samples per task")
     every: int = Field(0, ge=0, description="also evaluate every so many steps; 0: only before and after")
     every_tasks: PositiveInt = Field(64, description="held-out tasks in those evaluations in between")
-    before: bool = True
-    after: bool = True
+    before: bool = Field(True, description="evaluate before the first step")
+    after: bool = Field(True, description="evaluate after the last step")
     without_tools: bool = Field(True, description="at the end evaluate once more with no tool offered")
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, description="of sampling in evaluations; 0: greedy")
     success_reward: float = Field(1.0, description="a reward of at least this counts as solved")
     in_flight: PositiveInt = Field(256, description="evaluation trajectories open at once")
     max_refills: int = Field(3, ge=0, description="how often a masked evaluation sample is run again")
@@ -38,19 +38,21 @@ class EvalSettings(Section):
 class LimitSettings(Section):
     """Bounds handed to the rollout node for each trajectory; 0: the node's default."""
 
-    max_turns: int = Field(0, ge=0)
-    max_context_tokens: int = Field(0, ge=0)
-    max_calls_per_turn: int = Field(0, ge=0)
-    max_calls: int = Field(0, ge=0)
-    max_consecutive_invalid_calls: int = Field(0, ge=0)
-    max_tokens_per_turn: int = Field(0, ge=0)
-    deadline_s: PositiveFloat = Field(600.0, description="for one trajectory from start to end")
+    max_turns: int = Field(0, ge=0, description="turns sampled")
+    max_context_tokens: int = Field(0, ge=0, description="prompt, sampled and tool tokens together")
+    max_calls_per_turn: int = Field(0, ge=0, description="calls of one turn that run; others are answered an error")
+    max_calls: int = Field(0, ge=0, description="calls of the whole trajectory")
+    max_consecutive_invalid_calls: int = Field(0, ge=0, description="calls in a row that could not be run")
+    max_tokens_per_turn: int = Field(0, ge=0, description="tokens sampled in one turn")
+    deadline_s: PositiveFloat = Field(600.0, description="seconds for one trajectory from start to end")
 
 
 class SyncSettings(Section):
     """Weight sync after each step, and the probes that prove it."""
 
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backend: Literal["gloo", "nccl"] = Field(
+        "gloo", description="how weights travel: nccl between GPUs, gloo between CPUs"
+    )
     host: str = Field("127.0.0.1", description="this machine, as the rollout nodes reach it")
     timeout_s: PositiveFloat = Field(60.0, description="for each step of a sync: start, transfer, finish")
     probes: PositiveInt = Field(4, description="probe prompts per proof")
@@ -68,8 +70,12 @@ class DispatchSettings(Section):
         5.0, description="trajectories stay with a node whose stream broke so long, then they are moved"
     )
     silence_timeout_s: PositiveFloat = Field(30.0, description="a stream that says nothing so long is dead")
-    reconnect_base_s: PositiveFloat = Field(0.2, description="full jitter, doubling from here")
-    reconnect_max_s: PositiveFloat = 5.0
+    reconnect_base_s: PositiveFloat = Field(
+        0.2, description="first ceiling in seconds of the pause before reconnecting: full jitter, doubling"
+    )
+    reconnect_max_s: PositiveFloat = Field(
+        5.0, description="longest pause in seconds between two attempts to reconnect"
+    )
     max_moves: int = Field(8, ge=0, description="how often one trajectory is taken to another node, or run again")
     stop_grace_s: PositiveFloat = Field(5.0, description="to wait for the ends of cancelled trajectories")
     max_queued_events: PositiveInt = Field(65536, description="events waiting to be written to one node")
@@ -92,42 +98,55 @@ class TrainerSettings(Section):
     eval_tasks: Path | None = Field(None, description="JSONL of held-out tasks; none: no evaluation")
     reward: str = Field("exact_answer", description="`exact_answer` or `module:function`")
     reward_workers: PositiveInt = Field(1, description="threads that compute rewards")
-    reward_timeout_s: PositiveFloat = 60.0
+    reward_timeout_s: PositiveFloat = Field(60.0, description="seconds for one reward; longer masks the sample")
     rollout_nodes: tuple[str, ...] = Field(..., min_length=1, description="host:port of each rollout node")
-    run_dir: Path = Path("runs/train")
+    run_dir: Path = Field(Path("runs/train"), description="folder of the run's progress, summary, checkpoint and model")
     run_id: str | None = Field(None, description="none: made at start")
-    seed: int = 0
+    seed: int = Field(0, description="seed of task order, sampling and probes")
 
-    steps: int = Field(20, ge=0)
-    groups_per_step: PositiveInt = 16
-    group_size: int = Field(8, ge=2)
+    steps: int = Field(20, ge=0, description="training steps")
+    groups_per_step: PositiveInt = Field(16, description="groups trained on in one step")
+    group_size: int = Field(8, ge=2, description="trajectories per task, compared with each other")
     in_flight_groups: int = Field(0, ge=0, description="groups open or waiting to be trained; 0: twice a step's")
     max_staleness: int = Field(4, ge=0, description="versions between a sample's oldest token and the step using it")
     temperature: float = Field(1.0, gt=0, description="of sampling; the trainer's log-probabilities use it too")
     limits: LimitSettings = Field(default_factory=LimitSettings)
 
-    learning_rate: PositiveFloat = 1e-4
-    warmup_steps: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: PositiveFloat = 1e-8
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: PositiveFloat = Field(1e-4, description="of AdamW, after the warm-up")
+    warmup_steps: int = Field(
+        0, ge=0, description="optimiser updates over which the learning rate rises in a straight line"
+    )
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay of the two moments")
+    adam_eps: PositiveFloat = Field(1e-8, description="AdamW's epsilon")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
     grad_clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    clip_high: float = Field(0.28, ge=0)
-    loss_aggregation: LossAggregation = "token"
-    advantage_normalisation: AdvantageNormalisation = "group_std"
-    old_policy: OldPolicy = Field("sampler", description="denominator of the ratio: see loss.py")
+    clip_low: float = Field(0.2, ge=0, lt=1, description="the ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(0.28, ge=0, description="the ratio is clipped above 1 + clip_high (clip-higher)")
+    loss_aggregation: LossAggregation = Field(
+        "token",
+        description="what counts alike: every token (DAPO), every sequence (GRPO), or a constant length (Dr. GRPO)",
+    )
+    advantage_normalisation: AdvantageNormalisation = Field(
+        "group_std", description="advantages divided by the group's deviation (GRPO), or not (Dr. GRPO)"
+    )
+    old_policy: OldPolicy = Field(
+        "sampler",
+        description="denominator of the ratio: the log-probabilities of sampling, or the trainer's own before the "
+        "step, with truncated importance sampling beside them",
+    )
     tis_cap: float = Field(2.0, gt=0, description="cap of truncated importance sampling with a recomputed old policy")
     minibatches: PositiveInt = Field(1, description="optimiser updates per step")
     dr_grpo_tokens: PositiveInt = Field(256, description="the constant length that Dr. GRPO divides by")
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights and activations")
     threads: int = Field(1, ge=0, description="torch threads; 0: torch's own choice")
     device: str = Field("auto", description="auto, cpu or cuda")
     tokens_per_microbatch: PositiveInt = Field(4096, description="padded tokens in one forward pass")
 
-    target_reward: float | None = Field(None, description="stop early once the mean reward reaches this ...")
-    target_window: PositiveInt = Field(3, description="... over this many steps")
+    target_reward: float | None = Field(
+        None, description="stop early once the mean reward over target_window steps reaches this"
+    )
+    target_window: PositiveInt = Field(3, description="steps over which target_reward is measured")
     target_accuracy: float | None = Field(None, ge=0, le=1, description="stop early at this accuracy (eval.every)")
 
     export: bool = Field(True, description="write the trained policy as a Hugging Face folder to run_dir/model")

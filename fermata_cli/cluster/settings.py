@@ -20,11 +20,11 @@ class BackendGroup(Section):
 class StartSettings(Section):
     """Seconds a process may take from its start to its ready line."""
 
-    backend_s: PositiveFloat = 60.0
-    gateway_s: PositiveFloat = 60.0
+    backend_s: PositiveFloat = Field(60.0, description="for a tool backend, its imports included")
+    gateway_s: PositiveFloat = Field(60.0, description="for the gateway")
     tools_s: PositiveFloat = Field(20.0, description="until the gateway serves all tools that the tasks name")
-    rollout_s: PositiveFloat = Field(300.0, description="loading the engine included")
-    trainer_s: PositiveFloat = 120.0
+    rollout_s: PositiveFloat = Field(300.0, description="for a rollout node, loading the engine included")
+    trainer_s: PositiveFloat = Field(120.0, description="for the trainer, loading the policy included")
 
 
 class ClusterSettings(Section):

@@ -5,6 +5,16 @@ depth and from any source, is refused in one sentence that says where it stood a
 """
 
 from node_runtime.settings.load import dump, load, load_for_process
-from node_runtime.settings.schema import SECTIONS, Section, SettingKey, SettingsError, schema_keys
+from node_runtime.settings.schema import SECTIONS, Section, SettingKey, SettingsError, schema_keys, schema_sections
 
-__all__ = ["SECTIONS", "Section", "SettingKey", "SettingsError", "dump", "load", "load_for_process", "schema_keys"]
+__all__ = [
+    "SECTIONS",
+    "Section",
+    "SettingKey",
+    "SettingsError",
+    "dump",
+    "load",
+    "load_for_process",
+    "schema_keys",
+    "schema_sections",
+]

@@ -230,7 +230,8 @@ def help_keys(schema: Mapping[str, type[Section]]) -> str:
     """The keys of a schema as --help lists them."""
     lines = ["settings (FILE, FERMATA_SECTION__KEY, or --set section.key=value):"]
     for key in schema_keys(schema):
-        lines.append(f"  {key.key}  ({key.type}; default {key.default})")
+        within = f", {key.within}" if key.within else ""
+        lines.append(f"  {key.key}  ({key.type}{within}; default {key.default})")
         if key.description:
             lines.append(f"      {key.description}")
     return "\n".join(lines)

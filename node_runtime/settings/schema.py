@@ -14,9 +14,10 @@ from typing import Annotated, Any, Final, Literal, Union
 
 import pydantic
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from node_runtime.errors import EXIT_USAGE, NodeError
+from node_runtime.settings.bounds import bounds_of, in_words
 
 # One file serves all processes; each process validates the sections it owns.
 SECTIONS: Final = ("runtime", "gateway", "backend", "rollout", "trainer", "cluster")
@@ -46,21 +47,48 @@ class SettingKey:
 
     key: str
     type: str
-    default: str
+    required: bool
+    value: Any  # the default, as JSON has it; None where the key is required
+    bounds: Mapping[str, Any]  # in the words of JSON Schema: minimum, exclusiveMinimum, minItems, pattern, ...
     description: str
+
+    @property
+    def default(self) -> str:
+        """As YAML would spell it, or "required"."""
+        return "required" if self.required else _spell(self.value)
+
+    @property
+    def within(self) -> str:
+        """The bounds in words; empty where there are none."""
+        return in_words(self.bounds)
 
 
 def schema_keys(schema: Mapping[str, type[Section]]) -> list[SettingKey]:
-    """All dotted keys of a schema with type, default (as YAML would spell it, or "required") and description."""
+    """All dotted keys of a schema, section by section in the order in which the classes name them."""
     return [key for section, model in schema.items() for key in _keys_of(model, section)]
 
 
+def schema_sections(schema: Mapping[str, type[Section]]) -> list[tuple[str, type[pydantic.BaseModel]]]:
+    """Every settings class with the path at which its keys stand ("gateway", "gateway.pools[]"), outer ones first."""
+    return [found for section, model in schema.items() for found in _models_of(model, section)]
+
+
+def _models_of(model: type[pydantic.BaseModel], prefix: str) -> Iterator[tuple[str, type[pydantic.BaseModel]]]:
+    yield prefix, model
+    for name, field in model.model_fields.items():
+        for suffix, child in _sections_in(field.annotation):
+            yield from _models_of(child, f"{prefix}.{name}{suffix}")
+
+
 def _keys_of(model: type[pydantic.BaseModel], prefix: str) -> Iterator[SettingKey]:
+    properties = model.model_json_schema()["properties"] if model.model_fields else {}
     for name, field in model.model_fields.items():
         path = f"{prefix}.{name}"
         nested = list(_sections_in(field.annotation))
-        if not nested:
-            yield SettingKey(path, type_name(field.annotation), _default(field), field.description or "")
+        if not nested or any(suffix for suffix, _ in nested):  # a list or mapping of sections is a key of its own too
+            required, value = _default(field)
+            bounds = bounds_of(properties[name])
+            yield SettingKey(path, type_name(field.annotation), required, value, bounds, field.description or "")
         for suffix, child in nested:
             yield from _keys_of(child, path + suffix)
 
@@ -82,11 +110,12 @@ def _sections_in(annotation: Any) -> Iterator[tuple[str, type[pydantic.BaseModel
         yield from (("[]" + suffix, child) for suffix, child in _sections_in(args[0]))
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field: FieldInfo) -> tuple[bool, Any]:
+    """Whether the key is required, and else its default."""
     if field.is_required():
-        return "required"
+        return True, None
     value = field.get_default(call_default_factory=True, validated_data={})
-    return "required" if value is PydanticUndefined else _spell(value)
+    return (True, None) if value is PydanticUndefined else (False, to_jsonable_python(value))
 
 
 def _spell(value: Any) -> str:
@@ -127,6 +156,8 @@ def type_name(annotation: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Sequence | set | frozenset):
         inner = [type_name(arg) for arg in args if arg is not Ellipsis]
         return f"list of {inner[0]}" if len(set(inner)) == 1 else f"list of ({', '.join(inner)})"
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return "mapping"
     name = getattr(annotation, "__name__", str(annotation))
     return {"Path": "path", "list": "list", "dict": "mapping", "tuple": "list"}.get(name, name)
 

@@ -303,6 +303,8 @@ def test_schema_keys_lists_every_key_with_type_default_and_description() -> None
     assert keys["gateway.pools.<name>.addresses"].type == "list of string"
     assert keys["gateway.stages[].max_calls"].default == "8"
     assert keys["rollout.model"].default == "required"
+    assert (keys["gateway.port"].within, keys["gateway.limits.deadline_s"].within) == ("0 to 65535", "over 0")
+    assert (keys["gateway.stages"].type, keys["gateway.stages"].value) == ("list of mapping", [])
 
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12)
@@ -386,7 +388,7 @@ def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
         settings.load_for_process("tool_gateway", SCHEMA, ["--help"])
     assert caught.value.code == 0
     told = capsys.readouterr().out
-    assert "gateway.limits.max_calls  (integer; default 8)" in told
+    assert "gateway.limits.max_calls  (integer, 1 to 1000; default 8)" in told
     assert "runtime.tls.ca_file" in told
 
 
