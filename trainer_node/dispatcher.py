@@ -76,7 +76,9 @@ class Dispatcher:
         epoch: int | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        watch: Callable[[str, pb.RunResponse.Event], None] | None = None,
     ) -> None:
+        """`watch` is told every event of every node (address, event), before anything is done about it."""
         self.run_id = run_id
         self.calls = CallTally()
         self.moves = 0  # trajectories taken to another owner, from a snapshot or from their start
@@ -89,6 +91,7 @@ class Dispatcher:
         self._open: dict[str, _Open] = {}
         self._settings = settings
         self._clock = clock
+        self._watch = watch
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._broken_since: dict[str, float] = {}
@@ -242,6 +245,8 @@ class Dispatcher:
     # -- what nodes say ---------------------------------------------------------------------------------------------
 
     def on_event(self, address: str, event: pb.RunResponse.Event) -> None:
+        if self._watch is not None:
+            self._watch(address, event)
         kind = event.WhichOneof("event")
         if kind == "welcome":
             self._on_welcome(address, event.welcome)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fermata.v1 import rollout_pb2 as pb
 
-from node_runtime.segments import Columns, Version
+from node_runtime.segments import Columns, SegmentView, Version
 
 
 def reason_name(reason: int) -> str:
@@ -40,6 +40,7 @@ class Trajectory:
     generate_us: int
     tool_wait_us: int
     queue_us: int
+    segments: tuple[SegmentView, ...] = ()  # who wrote which tokens: the prompt, the model's turns, tools
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -89,6 +90,7 @@ class Trajectory:
             generate_us=finished.generate_us,
             tool_wait_us=finished.tool_wait_us,
             queue_us=finished.queue_us,
+            segments=tuple(columns.segments),
         )
 
 

@@ -22,8 +22,18 @@ _incarnations = itertools.count(1)
 class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
     """`script(node, start, snapshot)` runs once for each Start (snapshot None) and each Resume."""
 
-    def __init__(self, script: Script, *, tools=("calculator",), room: int = 0, version: Version = VERSION) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        tools=("calculator",),
+        room: int = 0,
+        version: Version = VERSION,
+        serving: bool = False,
+    ) -> None:
+        """`serving`: from its start, before any sync."""
         self.script = script
+        self.serving = serving
         self.tools = list(tools)
         self.room = room
         self.version = version
@@ -110,7 +120,7 @@ class ScriptedNode(rollout_pb2_grpc.RolloutNodeServiceServicer):
         if kind == "hello":
             self.hellos.append(event.hello)
             # As a real node: a new process has no proven weights and serves nothing; the proof tells when it does.
-            load = pb.RunResponse.Load(serving=self._welcomed)
+            load = pb.RunResponse.Load(serving=self.serving or self._welcomed)
             self._welcomed = True
             self.send(
                 welcome=pb.RunResponse.Welcome(
