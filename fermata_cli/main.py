@@ -149,6 +149,17 @@ def config_show(config: ConfigFile = None, overrides: Overrides = None) -> None:
     raise typer.Exit(show(config, overrides or ()))
 
 
+@config_app.command("reference")
+def config_reference(
+    metrics: Annotated[bool, typer.Option("--metrics", help="What is measured, instead of what can be set.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON array instead of Markdown.")] = False,
+) -> None:
+    """Everything that can be set: type, default, bounds and meaning of each key, as Markdown."""
+    from fermata_cli.commands.config import reference
+
+    raise typer.Exit(reference(metrics=metrics, as_json=as_json))
+
+
 @turn_app.command("check")
 def turn_check(
     cases: Annotated[Path, typer.Argument(metavar="CASES.jsonl", help="Model outputs and the calls expected of them.")],

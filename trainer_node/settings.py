@@ -57,7 +57,7 @@ class SyncSettings(Section):
     timeout_s: PositiveFloat = Field(60.0, description="for each step of a sync: start, transfer, finish")
     probes: PositiveInt = Field(4, description="probe prompts per proof")
     probe_tokens: PositiveInt = Field(48, ge=2, description="tokens of a probe at most")
-    tolerance: float | None = Field(None, gt=0, description="largest log-probability difference; none: by dtype")
+    tolerance: float | None = Field(None, gt=0, description="largest log-probability difference of a proof; null: by dtype")
 
 
 class DispatchSettings(Section):
@@ -95,13 +95,13 @@ class TrainerSettings(Section):
 
     model: Path = Field(..., description="Hugging Face folder of the policy")
     train_tasks: Path = Field(..., description="JSONL of tasks to train on")
-    eval_tasks: Path | None = Field(None, description="JSONL of held-out tasks; none: no evaluation")
+    eval_tasks: Path | None = Field(None, description="JSONL of held-out tasks; null: no evaluation")
     reward: str = Field("exact_answer", description="`exact_answer` or `module:function`")
     reward_workers: PositiveInt = Field(1, description="threads that compute rewards")
     reward_timeout_s: PositiveFloat = Field(60.0, description="seconds for one reward; longer masks the sample")
     rollout_nodes: tuple[str, ...] = Field(..., min_length=1, description="host:port of each rollout node")
     run_dir: Path = Field(Path("runs/train"), description="folder of the run's progress, summary, checkpoint and model")
-    run_id: str | None = Field(None, description="none: made at start")
+    run_id: str | None = Field(None, description="name of the run in calls and spans; null: made at start")
     seed: int = Field(0, description="seed of task order, sampling and probes")
 
     steps: int = Field(20, ge=0, description="training steps")

@@ -1,7 +1,11 @@
-"""`fermata config show`: the settings of all processes, resolved and validated by their owners."""
+"""`fermata config show`: the settings of all processes, resolved and validated by their owners.
+
+`fermata config reference`: everything that can be set, or what is measured, as docs/ holds it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +30,16 @@ def show(file: Path | None, overrides: Sequence[str]) -> int:
         else:
             schema[name] = section
     print(dump(load(schema, file=file, env=os.environ, overrides=overrides)), end="")
+    return EXIT_OK
+
+
+def reference(*, metrics: bool, as_json: bool) -> int:
+    """Prints the reference of the settings, or of the metrics."""
+    from fermata_cli.reference import metrics as measured
+    from fermata_cli.reference import settings as settable
+
+    topic = measured if metrics else settable
+    print(json.dumps(topic.as_data(), indent=2, ensure_ascii=False) + "\n" if as_json else topic.as_markdown(), end="")
     return EXIT_OK
 
 

@@ -28,7 +28,8 @@ def bounds_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     for branch in (*schema.get("anyOf", ()), schema):
         found.update({name: branch[name] for name in _WORDS if name in branch})
         if branch.get("type") == "integer" and "exclusiveMinimum" in found:
-            found["minimum"] = found.pop("exclusiveMinimum") + 1
+            least = found.pop("exclusiveMinimum") + 1
+            found["minimum"] = max(least, found.get("minimum", least))
     return found
 
 
