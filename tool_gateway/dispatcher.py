@@ -138,7 +138,7 @@ class Dispatcher:
     async def replay(self, attached: Attached) -> None:
         """The client counts in another incarnation: give it every result of its that has not been released."""
         records = await self.ledger.list_session(attached.session.session_id)
-        attached.session.renumber(record.to_result(from_cache=True) for record in records if record.done)
+        attached.session.renumber(record.to_result() for record in records if record.done)
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Dispatcher:
         self._accept(attached, asking, joined=True, deadline_at=record.deadline_at)
         if record.done:
             if not (previous == session.session_id and session.holds_result(key)):
-                session.add_result(record.to_result(from_cache=True))
+                session.add_result(record.to_result())
         elif running is not None and running.attempts:
             event = Event()
             event.started.key = key

@@ -39,6 +39,10 @@ class _Call:
     sent: bool = False
     """On this connection."""
     accepted: bool = False
+    sent_only_in: int | None = None
+    """Epoch of the connection on which the call was sent first, by anybody."""
+    unrefused: int = 0
+    """Sendings that were not refused."""
     queued: bool = False
     cancelled: bool = False
     cancel_reason: str = ""
@@ -299,6 +303,11 @@ class ClientState:
         self._accepted(result.key)
         if _is_pushback(result) and not call.cancelled:
             call.sent = call.accepted = False
+            call.unrefused = max(0, call.unrefused - 1)
+            if call.unrefused == 0 and call.sent_only_in == self.epoch:
+                # Each sending was refused: nobody has the call. On a later connection a refusal proves nothing, it may
+                # be an older one that is said again.
+                call.first_sent_at = None
             wait_s = result.final.retry_after_ms / 1000 if result.final.HasField("retry_after_ms") else 0.5
             self._at(now + wait_s * self._rng.uniform(1.0, 1.5), "send", result.key)
             return []
@@ -401,12 +410,15 @@ class ClientState:
         start.total_timeout_ms = max(1, int(left_s * 1000))
         if call.first_sent_at is None:
             call.first_sent_at = now
+            if call.sent_only_in is None:
+                call.sent_only_in = self.epoch
         else:
             start.resend = True
             start.age_ms = max(0, int((now - call.first_sent_at) * 1000)) + 1
             start.last_instance_id = call.instance_id
             start.last_attempt = call.attempt
         call.sent, call.queued = True, False
+        call.unrefused += 1
         self._at(now + self._options.accept_timeout_s, "accept", key)
         return event
 

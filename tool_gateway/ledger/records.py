@@ -78,15 +78,17 @@ class CallRecord:
             ),
         )
 
-    def to_result(self, *, from_cache: bool = False) -> gateway_pb2.ServerFrame.Result:
-        """The Result event without its seq, which belongs to a session. Only for a record that is done."""
+    def to_result(self) -> gateway_pb2.ServerFrame.Result:
+        """The Result event without its seq, which belongs to a session. Only for a record that is done.
+
+        Given again it is the same result: `from_cache` is for what another key's execution answered.
+        """
         if self.outcome is None:
             raise ValueError(f"the call {self.key} has no outcome yet")
         return gateway_pb2.ServerFrame.Result(
             key=self.key,
             tool=self.tool,
             attempts=self.outcome.attempts,
-            from_cache=from_cache,
             queue_us=self.outcome.queue_us,
             run_us=self.outcome.run_us,
             instance_id=self.outcome.instance_id,

@@ -295,6 +295,22 @@ async def test_calls_left_at_the_drains_deadline_are_joined_by_the_successor(wor
         assert world.starts() == {"run/t/0/0/0": 1}
 
 
+async def test_a_refused_call_starts_plainly_also_at_a_backend_that_is_younger_than_it(world: World) -> None:
+    backend = await world.backend()
+    gateway = await world.gateway([[backend.address]], "gateway.ledger.max_entries=1")
+    async with client(gateway.address) as gw:
+        held = asyncio.create_task(call(gw, "run/t/0/0/0", tool="hang"))
+        await world.until_started(["run/t/0/0/0"])
+        refused = asyncio.create_task(call(gw, "run/t/0/0/1", tool="pay", text="x"))
+        await until(lambda: "the ledger holds 1 calls" in gateway.log())
+        await backend.kill()
+        await world.backend(port=backend.port)
+        gw.cancel("run/t/0/0/0")
+        await held
+        assert (await refused).outcome == OK, (await refused).final.detail
+        assert world.starts("pay") == {"run/t/0/0/1": 1}
+
+
 async def test_a_restored_call_is_joined_and_never_started_twice(world: World) -> None:
     """A rollout node died; another one resumes the trajectory from its snapshot, with the pending call's key."""
     backend = await world.backend()
@@ -329,7 +345,7 @@ async def test_join_only_never_starts_a_call(world: World) -> None:
         assert (result.outcome, result.fault) == (INDETERMINATE, tool_pb2.FAULT_INFRA)
         await call(gw, "run/t/0/0/1", text="x")
         joined = await call(gw, "run/t/0/0/1", options=CallOptions(join_only=True), text="x")
-        assert (joined.outcome, joined.from_cache) == (OK, True)
+        assert (joined.outcome, joined.from_cache) == (OK, False)
         assert world.starts() == {"run/t/0/0/1": 1}
 
 

@@ -192,6 +192,46 @@ def test_a_gateways_own_refusal_is_sent_again_later_and_a_backends_is_the_result
     assert [start.key for start in starts(made.take(1.7))] == ["run/t/0/0/0"]
 
 
+def refused(n: int, seq: int) -> ServerEvent:
+    return result(n, seq, make_final(tool_pb2.OUTCOME_OVERLOADED, started=tool_pb2.STARTED_NO, retry_after_ms=1000))
+
+
+def test_a_call_whose_every_sending_was_refused_starts_plainly_and_any_other_is_sent_as_sent_before() -> None:
+    made = connected()
+    submit(made, 0)
+    submit(made, 1, first_sent_at=-1.0)  # by an earlier owner
+    assert [start.resend for start in starts(made.take(0.0))] == [False, True]
+    for seq, n in ((1, 0), (2, 1)):
+        made.receive(refused(n, seq), 0.1)
+    made.tick(2.0)
+    assert {start.key[-1]: start.resend for start in starts(made.take(2.0))} == {"0": False, "1": True}
+    assert made.pending(2.0)[0].age_s == 0.0
+    # Not accepted in time it is sent twice: one refusal says nothing of the other sending.
+    made.tick(3.1)
+    assert {start.key[-1]: start.resend for start in starts(made.take(3.1))} == {"0": True, "1": True}
+    made.receive(refused(0, 3), 3.2)
+    made.tick(5.0)
+    assert {start.key[-1]: start.resend for start in starts(made.take(5.0))}["0"]
+    for seq in (4, 5):
+        made.receive(refused(0, seq), 5.1)
+    made.tick(7.0)
+    assert not {start.key[-1]: start.resend for start in starts(made.take(7.0))}["0"]
+
+
+def test_a_refusal_said_again_on_a_later_connection_disproves_nothing() -> None:
+    made = connected()
+    submit(made, 0)
+    made.take(0.0)
+    made.receive(refused(0, 1), 0.1)
+    made.disconnected()
+    made.connect(1.0)
+    made.receive(welcome("i2"), 1.0)
+    assert [start.resend for start in starts(made.take(1.0))] == [False]
+    made.receive(refused(0, 1), 1.1)  # the one of before, under this incarnation's number
+    made.tick(3.0)
+    assert [start.resend for start in starts(made.take(3.0))] == [True]
+
+
 def test_a_draining_gateway_gets_no_new_calls_and_is_left_when_it_holds_none() -> None:
     made = connected()
     submit(made, 0)
