@@ -57,7 +57,9 @@ class SyncSettings(Section):
     timeout_s: PositiveFloat = Field(60.0, description="for each step of a sync: start, transfer, finish")
     probes: PositiveInt = Field(4, description="probe prompts per proof")
     probe_tokens: PositiveInt = Field(48, ge=2, description="tokens of a probe at most")
-    tolerance: float | None = Field(None, gt=0, description="largest log-probability difference of a proof; null: by dtype")
+    tolerance: float | None = Field(
+        None, gt=0, description="largest log-probability difference of a proof; null: by dtype"
+    )
 
 
 class DispatchSettings(Section):
@@ -152,6 +154,10 @@ class TrainerSettings(Section):
     export: bool = Field(True, description="write the trained policy as a Hugging Face folder to run_dir/model")
     checkpoint_every: int = Field(0, ge=0, description="steps; 0: none")
     resume: bool = Field(False, description="go on from run_dir/checkpoint")
+    stay: bool = Field(
+        False,
+        description="once the run has ended well, stay until stopped; a run that has ended in run_dir is not run again",
+    )
 
     eval: EvalSettings = Field(default_factory=EvalSettings)
     sync: SyncSettings = Field(default_factory=SyncSettings)
