@@ -29,6 +29,7 @@ COLOURS = ("#2c6fbb", "#d1495b", "#5b8c5a", "#e09f3e", "#8e5572", "#3a9d9d", "#8
 GREY = "#bbbbbb"
 WIDTH = 12.0  # inches
 MOST_NAMED = 6  # lines of a legend
+FEW = 8  # points that are marked, as a short line is easily overlooked
 LEAD_S = 5.0  # shown before the trainer's first sample
 Line = tuple[str, list[tuple[float, float]]]
 
@@ -135,12 +136,13 @@ def _draw_series(axes: Any, panel: Panel, found: list[Line], length_s: float) ->
     defaults = panel.json["fieldConfig"]["defaults"]
     custom = defaults["custom"]
     lines = sorted(found, key=lambda line: -max(value for _, value in line[1]))
-    named = lines if len(lines) <= MOST_NAMED else lines[: MOST_NAMED - 1]
+    stacked = custom["stacking"]["mode"] == "normal"
+    named = lines if stacked or len(lines) <= MOST_NAMED else lines[: MOST_NAMED - 1]
     rest = lines[len(named) :]
     colours = _colours(panel, [name for name, _ in named])
-    if custom["stacking"]["mode"] == "normal":
+    if stacked:
         moments = sorted({at for _, points in lines for at, _ in points})
-        values = [[dict(points).get(at, 0.0) for at in moments] for _, points in named]
+        values = [[dict(points).get(at, 0.0) for at in moments] for _, points in lines]
         axes.stackplot(moments, values, labels=[name for name, _ in named], colors=colours, alpha=0.75)
     else:
         style = {
@@ -151,7 +153,8 @@ def _draw_series(axes: Any, panel: Panel, found: list[Line], length_s: float) ->
             axes.plot(*zip(*points, strict=True), color=GREY, **style)
         # What is largest is named first and drawn last, so that it is not covered.
         for (name, points), colour in reversed(list(zip(named, colours, strict=True))):
-            axes.plot(*zip(*points, strict=True), label=name, color=colour, marker="." * (len(points) < 8), **style)
+            marker = "." if len(points) < FEW else ""
+            axes.plot(*zip(*points, strict=True), label=name, color=colour, marker=marker, **style)
     if rest:
         most = max(value for _, points in rest for _, value in points)
         axes.plot([], [], color=GREY, label=f"{len(rest)} more, {_format(panel)(most)} at most")
@@ -164,11 +167,10 @@ def _draw_series(axes: Any, panel: Panel, found: list[Line], length_s: float) ->
     axes.tick_params(labelsize=6.5)
     axes.grid(alpha=0.25)
     axes.set_title(panel.title, fontsize=9, loc="left")
-    axes.set_title(
-        panel.unit.removeprefix("count:") if panel.unit.startswith("count:") else "", fontsize=7, loc="right"
-    )
+    if panel.unit.startswith("count:"):
+        axes.set_title(panel.unit.removeprefix("count:"), fontsize=7, loc="right")
     handles, names = axes.get_legend_handles_labels()
-    if custom["stacking"]["mode"] != "normal":
+    if not stacked:
         handles, names = _as_named(handles, names, named)
     axes.legend(handles, names, fontsize=6, ncol=len(names) if len(names) <= 4 else 3, frameon=False,
                 loc="upper center", bbox_to_anchor=(0.5, -0.1), columnspacing=1, handlelength=1.2)  # fmt: skip
