@@ -1,0 +1,110 @@
+{{/* What values.schema.json cannot say: values that contradict one another, each in one sentence. */}}
+{{- define "fermata.checks" -}}
+{{- $values := .Values -}}
+{{- $config := $values.config -}}
+{{- $settings := include "fermata.settings" . | fromYaml -}}
+
+{{- if and $values.tokens.existingSecret (not $values.tls.existingSecret) -}}
+{{- fail "tokens.existingSecret is set and tls.existingSecret is not: tokens would travel in clear, and no process sends them so; set tls.existingSecret too" -}}
+{{- end -}}
+
+{{- /* The ends of the processes. */ -}}
+{{- $grace := $settings.runtime.shutdown_grace_s -}}
+{{- if and $values.gateway.enabled (lt ($grace | float64) (include "fermata.gatewayNeeds" . | float64)) -}}
+{{- fail (printf "config.gateway.drain_s is %v, and with the 4 s for closing it does not fit into config.runtime.shutdown_grace_s, %v: leave shutdown_grace_s out, or set at least %s" $config.gateway.drain_s $grace (include "fermata.gatewayNeeds" .)) -}}
+{{- end -}}
+{{- if and $values.rollout.enabled (lt ($grace | float64) (include "fermata.rolloutNeeds" . | float64)) -}}
+{{- fail (printf "config.rollout.handover_s is %v, and a node gives at most 0.6 of config.runtime.shutdown_grace_s, %v, to it: leave shutdown_grace_s out, or set at least %s" $config.rollout.handover_s $grace (include "fermata.rolloutNeeds" .)) -}}
+{{- end -}}
+{{- if and $values.trainer.enabled (lt ($grace | float64) (include "fermata.trainerNeeds" . | float64)) -}}
+{{- fail (printf "config.trainer.dispatch.stop_grace_s is %v, and with the 10 s for leaving and writing it does not fit into config.runtime.shutdown_grace_s, %v: leave shutdown_grace_s out, or set at least %s" $config.trainer.dispatch.stop_grace_s $grace (include "fermata.trainerNeeds" .)) -}}
+{{- end -}}
+
+{{- /* GPUs. */ -}}
+{{- if and $values.rollout.enabled $values.rollout.gpus -}}
+{{- $engine := $settings.rollout.engine -}}
+{{- $tensor := $engine.tensor_parallel_size | int -}}
+{{- $stages := $engine.pipeline_parallel_size | default 1 | int -}}
+{{- if ne (mul $tensor $stages) ($values.rollout.gpus | int) -}}
+{{- fail (printf "rollout.gpus is %d, and config.rollout.engine asks for %d (tensor_parallel_size %d × pipeline_parallel_size %d): make them equal" ($values.rollout.gpus | int) (mul $tensor $stages) $tensor $stages) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "gateway" "rollout" "trainer" "toolDefaults" -}}
+{{- $resources := (index $values $name).resources | default dict -}}
+{{- if or (hasKey ($resources.limits | default dict) $values.gpuResource) (hasKey ($resources.requests | default dict) $values.gpuResource) -}}
+{{- if has $name (list "rollout" "trainer") -}}
+{{- fail (printf "%s.resources names %s: say it with %s.gpus alone" $name $values.gpuResource $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.trainer.enabled $values.rollout.enabled -}}
+{{- $backend := $settings.trainer.sync.backend -}}
+{{- if and (eq $backend "nccl") (not (and $values.trainer.gpus $values.rollout.gpus)) -}}
+{{- fail (printf "config.trainer.sync.backend is nccl, and rollout.gpus is %d and trainer.gpus %d: NCCL needs GPUs at both ends; set gloo" ($values.rollout.gpus | int) ($values.trainer.gpus | int)) -}}
+{{- end -}}
+{{- $transfer := $settings.rollout.engine.weight_transfer -}}
+{{- if and (ne $transfer "auto") (ne $transfer $backend) -}}
+{{- fail (printf "config.trainer.sync.backend is %s and config.rollout.engine.weight_transfer is %s: name the same" $backend $transfer) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Who finds whom. */ -}}
+{{- if and $values.rollout.enabled (not $settings.rollout.gateway) -}}
+{{- fail "gateway.enabled is false and config.rollout.gateway is not set: name host:port of the gateways that the rollout nodes use" -}}
+{{- end -}}
+{{- if and $values.trainer.enabled (not $settings.trainer.rollout_nodes) -}}
+{{- fail "there are no rollout nodes (rollout.enabled, rollout.replicas) and config.trainer.rollout_nodes is not set: name host:port of those that the trainer uses" -}}
+{{- end -}}
+{{- range $section := list "gateway" "rollout" -}}
+{{- with index $settings $section -}}
+{{- if eq (.port | int) ($settings.runtime.metrics_port | int) -}}
+{{- fail (printf "config.%s.port and config.runtime.metrics_port are both %d: choose another for one of them" $section (.port | int)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The model's volume. */ -}}
+{{- with $values.model -}}
+{{- $sources := list -}}
+{{- range $key := list "existingClaim" "hostPath" "volume" -}}
+{{- if index $values.model $key -}}{{- $sources = append $sources (printf "model.%s" $key) -}}{{- end -}}
+{{- end -}}
+{{- if gt (len $sources) 1 -}}
+{{- fail (printf "%s are set: name one source of the model's volume" (join " and " $sources)) -}}
+{{- end -}}
+{{- if and $sources (not (hasPrefix (printf "%s/" (.mountPath | trimSuffix "/")) (printf "%s/" .path))) -}}
+{{- fail (printf "model.path is %s, which is not on the model's volume at %s: name a folder below model.mountPath" .path .mountPath) -}}
+{{- end -}}
+{{- end -}}
+
+{{- include "fermata.toolChecks" (dict "root" . "settings" $settings) -}}
+{{- end -}}
+
+{{- define "fermata.toolChecks" -}}
+{{- $root := .root -}}
+{{- $known := dict -}}
+{{- range (include "fermata.tools" $root | fromYaml).tools -}}
+{{- if hasKey $known .name -}}
+{{- fail (printf "tools names %s twice: give each tool its own name" .name) -}}
+{{- end -}}
+{{- $_ := set $known .name true -}}
+{{- if not (or .tools .command) -}}
+{{- fail (printf "tools, %s: names neither tools nor a command; name built-in tools (calculator, search), or module:object of its image" .name) -}}
+{{- end -}}
+{{- if and .args (not .command) -}}
+{{- fail (printf "tools, %s: args are for a command of its own; without one name what to serve in tools" .name) -}}
+{{- end -}}
+{{- $settings := include "fermata.toolSettings" (dict "root" $root "tool" .) | fromYaml -}}
+{{- if eq ($settings.backend.port | int) ($settings.runtime.metrics_port | int) -}}
+{{- fail (printf "tools, %s: backend.port and runtime.metrics_port are both %d: choose another for one of them" .name ($settings.backend.port | int)) -}}
+{{- end -}}
+{{- if and (eq .probe "grpc") $settings.runtime.tls -}}
+{{- fail (printf "tools, %s: the kubelet's gRPC probe speaks no TLS: set probe to http, or to tcp" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .settings.gateway.pools | default list -}}
+{{- if and (not .dns) (hasKey $known .name) -}}
+{{- fail (printf "config.gateway.pools has a pool named %s, and so have tools: give one of them another name" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

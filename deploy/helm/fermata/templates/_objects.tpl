@@ -1,0 +1,56 @@
+{{/* Objects that several roles have. Each takes dict "root" $ "component" NAME and what is named below. */}}
+
+{{/* metadata: also "name" */}}
+{{- define "fermata.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "fermata.labels" . | nindent 2 }}
+{{- end -}}
+
+{{/* A Service: also "name", "ports" (name → number), "headless", "unready" */}}
+{{- define "fermata.service" -}}
+apiVersion: v1
+kind: Service
+metadata:
+  {{- include "fermata.metadata" . | nindent 2 }}
+spec:
+  {{- if .headless }}
+  clusterIP: None
+  {{- else }}
+  type: ClusterIP
+  # A client whose stream broke comes back to the gateway that holds its session, while that lives.
+  sessionAffinity: ClientIP
+  {{- end }}
+  {{- if .unready }}
+  # Peers know these pods by name and wait for them themselves.
+  publishNotReadyAddresses: true
+  {{- end }}
+  selector:
+    {{- include "fermata.selector" . | nindent 4 }}
+  ports:
+    {{- range $name, $port := .ports }}
+    - name: {{ $name }}
+      port: {{ $port | int }}
+      targetPort: {{ $name }}
+      {{- if eq $name "grpc" }}
+      appProtocol: grpc
+      {{- end }}
+    {{- end }}
+{{- end -}}
+
+{{/* A PodDisruptionBudget, where there is more than one pod: also "name", "replicas" */}}
+{{- define "fermata.disruption" -}}
+{{- if and .root.Values.podDisruptionBudget.enabled (gt (.replicas | int) 1) -}}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "fermata.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "fermata.selector" . | nindent 6 }}
+{{- end -}}
+{{- end -}}
