@@ -25,6 +25,7 @@ from node_runtime.process import Lifetime
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import load_for_process
 from node_runtime.spans import SpanWriter
+from rollout_node import metrics
 from rollout_node.gateways import RunGateways, wait_for_gateway
 from rollout_node.loop import NodeLoop
 from rollout_node.outbox import Outbox
@@ -44,6 +45,7 @@ async def serve(lifetime: Lifetime, settings: RolloutSettings) -> None:
     node_id = runtime.node_name or f"rollout-{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     addresses.check_free(settings.host, settings.port, "rollout node", "rollout.port")
     metrics_port = start_metrics(runtime)
+    metrics.GPUS.start()
     try:
         turns = await _unless_stopped(lifetime, asyncio.to_thread(_load_turns, settings))
         await _unless_stopped(
@@ -56,6 +58,7 @@ async def serve(lifetime: Lifetime, settings: RolloutSettings) -> None:
     except _Stopped:
         log.info("stopped before it served")
     finally:
+        metrics.GPUS.stop()
         stop_metrics(metrics_port)
 
 

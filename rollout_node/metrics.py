@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from node_runtime.gpu_metrics import GpuMetrics
 from node_runtime.metrics import TOOL_BUCKETS
 from rollout_node.trajectory import State
 
@@ -24,6 +25,7 @@ TOOL_WAIT = Histogram(
     buckets=TOOL_BUCKETS,
 )
 WEIGHT_VERSION = Gauge("fermata_rollout_weight_version", "Number of the weight version served")
+GPUS = GpuMetrics("fermata_rollout")
 
 
 def show_states(counts: Mapping[State, int]) -> None:

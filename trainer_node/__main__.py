@@ -16,6 +16,7 @@ from node_runtime.logs import get_logger
 from node_runtime.metrics import start_metrics, stop_metrics
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import SettingsError, load_for_process
+from trainer_node import metrics
 from trainer_node.ended import ended_run
 from trainer_node.settings import TrainerSettings
 
@@ -25,6 +26,7 @@ log = get_logger("trainer_node")
 async def serve(lifetime: process.Lifetime, settings: TrainerSettings, runtime: RuntimeSettings) -> None:
     """The run until its end or the first signal; with `stay` the end is waited out, and an ended run is left alone."""
     port = start_metrics(runtime)
+    metrics.GPUS.start()
     try:
         ended = ended_run(settings) if settings.stay else None
         if ended is None:
@@ -35,6 +37,7 @@ async def serve(lifetime: process.Lifetime, settings: TrainerSettings, runtime: 
             log.info(ended or "the run has ended: staying until stopped", run_dir=str(settings.run_dir))
             await lifetime.stopping.wait()
     finally:
+        metrics.GPUS.stop()
         stop_metrics(port)
 
 

@@ -10,6 +10,7 @@ import math
 from fermata.v1 import tool_pb2
 from prometheus_client import Counter, Gauge, Histogram
 
+from node_runtime.gpu_metrics import GpuMetrics
 from node_runtime.outcomes import TABLE, outcome_name
 
 REWARD_MEAN = Gauge("fermata_trainer_reward_mean", "Mean reward of the samples that the last step trained on")
@@ -33,6 +34,7 @@ LOGPROB_DIFF_MEAN = Gauge(
     "fermata_trainer_logprob_diff_mean", "Mean |trainer − sampler| log-probability over tokens of the version compared"
 )
 CALLS_LOST = Gauge("fermata_trainer_calls_lost", "Tool calls seen dispatched that never got a terminal outcome")
+GPUS = GpuMetrics("fermata_trainer")
 
 for _unknown in (REWARD_MEAN, EVAL_ACCURACY, LOGPROB_DIFF_MEAN):
     _unknown.set(math.nan)
