@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ssl
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +66,26 @@ def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials | None:
     key = _read_pem(tls.key_file, "runtime.tls.key_file", b"PRIVATE KEY") if tls.key_file else None
     chain = _read_pem(tls.cert_file, "runtime.tls.cert_file", b"CERTIFICATE") if tls.cert_file else None
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=chain)
+
+
+def metrics_context(runtime: RuntimeSettings) -> ssl.SSLContext | None:
+    """For the metrics port, which asks nobody for a certificate: a kubelet's probe has none. None where it is plain."""
+    tls = runtime.tls
+    if not runtime.metrics_tls or tls.cert_file is None or tls.key_file is None:
+        return None
+    _read_pem(tls.key_file, "runtime.tls.key_file", b"PRIVATE KEY")
+    _read_pem(tls.cert_file, "runtime.tls.cert_file", b"CERTIFICATE")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.cert_file, tls.key_file)
+    except ssl.SSLError as error:
+        raise NodeError(
+            f"runtime.tls: {tls.cert_file} and {tls.key_file} cannot be used ({error.reason or error}): "
+            "name a certificate and its own key",
+            EXIT_USAGE,
+        ) from None
+    return context
 
 
 def read_tokens(path: Path, setting: str) -> list[str]:

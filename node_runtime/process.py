@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 from node_runtime import logs
 from node_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NodeError
 from node_runtime.interrupts import exit_now
+from node_runtime.process_health import ProcessHealth
 from node_runtime.runtime_settings import RuntimeSettings
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -36,11 +37,13 @@ class Lifetime:
         self.stopping = asyncio.Event()
         self.runtime = runtime
         self.process = process
+        self.health = ProcessHealth(runtime.liveness_s)
 
     def ready(self, **info: Any) -> None:
         """Prints the ready line on stdout, once: {"ready": true, "port": ..., "metrics_port": ...}."""
         sys.stdout.write(json.dumps({"ready": True, "process": self.process, "pid": os.getpid(), **info}) + "\n")
         sys.stdout.flush()
+        self.health.ready()
 
 
 def run(main: Callable[[Lifetime], Awaitable[None]], runtime: RuntimeSettings, *, process: str | None = None) -> int:
@@ -111,6 +114,7 @@ async def _supervise(
 ) -> int:
     lifetime = Lifetime(runtime, name)
     loop = asyncio.get_running_loop()
+    lifetime.health.beat_on(loop)
     ending.on_first_signal(lambda number: loop.call_soon_threadsafe(_stop, lifetime, number))
     try:
         return await _main_until_stopped(main, lifetime, runtime.shutdown_grace_s)
@@ -120,6 +124,7 @@ async def _supervise(
 
 def _stop(lifetime: Lifetime, number: int) -> None:
     log.info("stopping", signal=signal.Signals(number).name)
+    lifetime.health.stopping()
     lifetime.stopping.set()
 
 

@@ -63,6 +63,12 @@ class RuntimeSettings(Section):
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="port of /metrics; 0: a free one, null: off"
     )
+    metrics_tls: bool = Field(
+        default=False, description="the metrics port speaks TLS with tls.cert_file, and asks for no client certificate"
+    )
+    liveness_s: float = Field(
+        default=30.0, ge=1, le=3600, description="seconds an event loop may stand still before /healthz calls it dead"
+    )
     spans_dir: Path | None = Field(default=None, description="folder of the span files; null: none are written")
     tls: TlsSettings = TlsSettings()
     tokens: TokenSettings = TokenSettings()
@@ -75,3 +81,9 @@ class RuntimeSettings(Section):
         gt=0,
         description="with exit_with_parent: the parent's process id, to notice one that ended before",
     )
+
+    @model_validator(mode="after")
+    def _metrics_certificate(self) -> Self:
+        if self.metrics_tls and self.tls.cert_file is None:
+            raise ValueError("metrics_tls needs a certificate: name tls.cert_file and tls.key_file")
+        return self

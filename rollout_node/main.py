@@ -44,7 +44,7 @@ async def serve(lifetime: Lifetime, settings: RolloutSettings) -> None:
     runtime = lifetime.runtime
     node_id = runtime.node_name or f"rollout-{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
     addresses.check_free(settings.host, settings.port, "rollout node", "rollout.port")
-    metrics_port = start_metrics(runtime)
+    metrics_port = start_metrics(runtime, lifetime.health)
     metrics.GPUS.start()
     try:
         turns = await _unless_stopped(lifetime, asyncio.to_thread(_load_turns, settings))
@@ -85,14 +85,16 @@ async def _serve_with(
     server.register(WEIGHT_SERVICE)
     handed_over = False
 
-    def tell_health(serving: bool, _why_not: str) -> None:
+    def tell_health(serving: bool, why_not: str) -> None:
         server.set_serving(SERVICE, serving)
+        lifetime.health.serving(None if serving else why_not)
 
     running = asyncio.create_task(loop.run(), name="node loop")
     try:
         port = await server.start()
         engine.on_serving.append(tell_health)
         await server.set_serving(SERVICE, engine.serving)
+        lifetime.health.serving(None if engine.serving else "its weights are not proven yet")
         lifetime.ready(
             port=port, metrics_port=metrics_port, node_id=node_id, model=settings.model, serving=engine.serving
         )

@@ -107,7 +107,7 @@ async def _serve(
     server = NodeServer(runtime, settings.host, settings.port, what="tool backend")
     tool_pb2_grpc.add_ToolBackendServiceServicer_to_server(ToolBackendServicer(calls, settings.journal), server.server)
     server.register(SERVICE_NAME)
-    metrics_port = start_metrics(runtime)
+    metrics_port = start_metrics(runtime, lifetime.health)
     try:
         port = await server.start()
         _log.info("serving", tools=sorted(tools), host=settings.host, port=port, instance_id=calls.instance_id)

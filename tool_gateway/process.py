@@ -45,7 +45,7 @@ async def serve(settings: GatewaySettings, runtime: RuntimeSettings, lifetime: L
         server = NodeServer(runtime, settings.host, settings.port, what="gateway")
         add_ToolGatewayServiceServicer_to_server(service, server.server)
         server.register(SERVICE)
-        metrics_port = start_metrics(runtime)
+        metrics_port = start_metrics(runtime, lifetime.health)
         try:
             port = await server.start()
             async with asyncio.TaskGroup() as tasks:

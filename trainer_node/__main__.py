@@ -25,7 +25,7 @@ log = get_logger("trainer_node")
 
 async def serve(lifetime: process.Lifetime, settings: TrainerSettings, runtime: RuntimeSettings) -> None:
     """The run until its end or the first signal; with `stay` the end is waited out, and an ended run is left alone."""
-    port = start_metrics(runtime)
+    port = start_metrics(runtime, lifetime.health)
     metrics.GPUS.start()
     try:
         ended = ended_run(settings) if settings.stay else None

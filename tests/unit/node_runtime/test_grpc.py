@@ -17,13 +17,13 @@ from fermata.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from fermata_cli.cluster.certificates import Authority
 from node_runtime import addresses
 from node_runtime.credentials import TokenCheck, auth_metadata
 from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 from node_runtime.grpc_channel import open_channel, wait_ready
 from node_runtime.grpc_server import NodeServer
 from node_runtime.runtime_settings import RuntimeSettings
-from tests.support.certificates import Authority
 
 SERVICE = "fermata.v1.ToolGatewayService"
 PLAIN = RuntimeSettings()

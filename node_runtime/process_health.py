@@ -1,0 +1,63 @@
+"""Whether this process is alive and ready: written by its event loop, read by the thread that answers probes.
+
+Invariant: reading never waits for the loop, so a loop that hangs is seen to hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+_BEAT_S: Final = 0.5
+
+
+class ProcessHealth:
+    """One per process. Its attributes are replaced whole, so that no lock is needed."""
+
+    def __init__(self, liveness_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`liveness_s`: a loop that has not turned for so long is dead."""
+        self._liveness_s = liveness_s
+        self._clock = clock
+        self._beat_at: float | None = None
+        self._ready = False
+        self._stopping = False
+        self._out_of_service: str | None = None
+
+    def beat_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on the loop leaves its mark every half second, until it ends."""
+        self._beat_at = self._clock()
+        loop.call_later(_BEAT_S, self.beat_on, loop)
+
+    def ready(self) -> None:
+        """The process has begun to serve."""
+        self._ready = True
+
+    def stopping(self) -> None:
+        """The process was asked to stop and takes no new work."""
+        self._stopping = True
+
+    def serving(self, why_not: str | None) -> None:
+        """None: it serves; else why it serves nothing for now ("its weights failed the proof")."""
+        self._out_of_service = why_not
+
+    def why_dead(self) -> str | None:
+        """None while alive; a process that has not yet said that it is ready may import and load for long."""
+        beat_at = self._beat_at
+        if beat_at is None or not self._ready:
+            return None
+        silent_s = self._clock() - beat_at
+        if silent_s <= self._liveness_s:
+            return None
+        return (
+            f"the event loop has not turned for {silent_s:.0f} s, more than runtime.liveness_s ({self._liveness_s:g})"
+        )
+
+    def why_not_ready(self) -> str | None:
+        """None where new work is welcome."""
+        if self._stopping:
+            return "the process is stopping"
+        if not self._ready:
+            return "the process is starting"
+        return self.why_dead() or self._out_of_service
