@@ -30,11 +30,15 @@ def error_sentence(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details() or 'no detail'}"
 
 
-def open_channel(address: str, runtime: RuntimeSettings, *, keepalive: bool = True) -> grpc.aio.Channel:
+def open_channel(
+    address: str, runtime: RuntimeSettings, *, keepalive: bool = True, server_name: str | None = None
+) -> grpc.aio.Channel:
     """A channel to `address` ("host:port", "[v6]:port" or "unix:path"); call inside a running loop, close it yourself.
 
     `keepalive=False` for peers that may run another gRPC server with default ping policy (a tool backend in another
-    language): such a server ends connections that are pinged more than once in five minutes.
+    language): such a server ends connections that are pinged more than once in five minutes. `server_name`: the name
+    that the address was looked up by, which its certificate is then expected to carry (runtime.tls.server_name, where
+    it is set, says otherwise).
     Raises NodeError (EXIT_USAGE) for a malformed address, unreadable files, or a token that would travel in clear.
     """
     if not is_unix(address):
@@ -45,8 +49,9 @@ def open_channel(address: str, runtime: RuntimeSettings, *, keepalive: bool = Tr
     if credentials is None:
         channel = grpc.aio.insecure_channel(address, options)
     else:
-        if runtime.tls.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", runtime.tls.server_name))
+        expected = runtime.tls.server_name or server_name
+        if expected is not None:
+            options.append(("grpc.ssl_target_name_override", expected))
         channel = grpc.aio.secure_channel(address, credentials, options)
     pairs = auth_metadata(runtime)
     return TokenChannel(channel, pairs) if pairs else channel

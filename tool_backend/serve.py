@@ -7,6 +7,7 @@ the ready line is printed before the first call is accepted and is the only thin
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import secrets
 import sys
@@ -36,6 +37,7 @@ _log = get_logger(__name__)
 SCHEMA: Mapping[str, type[Section]] = {"runtime": RuntimeSettings, "backend": BackendSettings}
 PROG = "python -m tool_backend"
 _LEAVING_S = 1.5  # of the grace, kept for handing out the last results and closing
+_HEARD_S = 0.5  # until gateways have heard that no call is taken any more
 
 ToolSource = Callable[[BackendSettings], Mapping[str, Tool]]
 
@@ -125,9 +127,12 @@ async def _leave(calls: Calls, server: NodeServer, grace_s: float) -> None:
     calls.drain()
     for service in (SERVICE_NAME, ""):
         await server.set_serving(service, False)
+    heard_at = time.monotonic() + min(_HEARD_S, grace_s / 4)
     if not await calls.wait_idle(max(grace_s - _LEAVING_S, grace_s / 2)):
         for call in calls.abandon():
             _log.warning("a call did not end in time", tool=call.tool.name, key=call.key)
+    # What was sent before its gateway had heard is refused as not started; of a server that stops nobody could tell.
+    await asyncio.sleep(max(0.0, heard_at - time.monotonic()))
     # Results that are ready go out now; who still waits for nothing is let go.
     await server.stop(max(0.1, min(1.0, (ends_at - time.monotonic()) / 2)))
     if stubborn := await calls.close(max(0.0, min(0.2, ends_at - time.monotonic()))):

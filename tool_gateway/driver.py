@@ -15,7 +15,7 @@ from node_runtime.spans import SpanWriter
 from tool_gateway.attempts import Again, Attempts, CancelBackend, Tell, left_s, record_span
 from tool_gateway.backends import Backends, InstanceReplaced, Lease, NoSuchTool, ToolLeftOut
 from tool_gateway.calls import Call
-from tool_gateway.catalogue import unknown_tool_sentence
+from tool_gateway.catalogue import Tool, unknown_tool_sentence
 from tool_gateway.ledger import LedgerStore
 from tool_gateway.metrics import QUEUE_DURATION
 from tool_gateway.policy import timeout_final, vouch
@@ -62,16 +62,16 @@ class Driver:
         return timeout_final(tool_pb2.OUTCOME_DEADLINE_EXCEEDED, call.traits, detail, started=call.started, infra=infra)
 
     async def _run(self, call: Call) -> tool_pb2.Final:
-        refusal = await self._find_and_check(call)
-        if refusal is not None:
-            return refusal
+        tool = await self._find_and_check(call)
+        if isinstance(tool, tool_pb2.Final):
+            return tool
         prefer: str | None = None
         if call.resent:
             taken = await self._takeovers.run(call)
             if isinstance(taken, tool_pb2.Final):
                 return taken
             if taken is not None:
-                return await self._on_lease(call, self._backends.lease_at(taken, call.start.tool))
+                return await self._on_lease(call, self._backends.lease_at(taken, tool))
             prefer = self._backends.address_of(call.start.last_instance_id)
         avoid: str | None = None
         nth = 0
@@ -100,7 +100,7 @@ class Driver:
         finally:
             self._backends.give_back(lease)
 
-    async def _find_and_check(self, call: Call) -> tool_pb2.Final | None:
+    async def _find_and_check(self, call: Call) -> tool_pb2.Final | Tool:
         name = call.start.tool
         if not self._backends.catalogue_known:
             call.waiting_for = f"the tool backends at {', '.join(self._backends.silent_addresses())}"
@@ -117,7 +117,7 @@ class Driver:
         call.count_in_flight(call.tool_label)
         problem = tool.validator.check(call.start.args_json)
         if problem is None:
-            return None
+            return tool
         return make_final(tool_pb2.OUTCOME_INVALID_ARGS, detail=problem, text=problem, started=tool_pb2.STARTED_NO)
 
     def _unknown(self, call: Call) -> tool_pb2.Final:

@@ -44,8 +44,11 @@ BACKENDS = Gauge("fermata_gateway_backends", "Backend addresses by what may be s
 BACKEND_SERVING = Gauge("fermata_gateway_backend_serving", "Backends that serve the tool now", ["tool"])
 DRAINING = Gauge("fermata_gateway_draining", "1 from the moment the gateway was asked to stop")
 
-BACKEND_STATES = ("serving", "draining", "down")
-"""Takes calls; is there and asked for none; nobody answers."""
+LOOK_UPS = Counter("fermata_gateway_dns_lookups", "Look-ups of the names of pools", ["pool", "outcome"])
+
+BACKEND_STATES = ("serving", "draining", "down", "leaving", "duplicate")
+"""Takes calls; is there and asked for none; nobody answers; its record is gone; another address of an instance that
+takes calls at one."""
 
 
 def outcome_label(outcome: tool_pb2.Outcome) -> str:

@@ -20,6 +20,7 @@ from node_runtime.process import Lifetime
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.spans import SpanWriter
 from tool_gateway.backends import Backends
+from tool_gateway.backends.resolver import LookUp, look_up
 from tool_gateway.dispatcher import Dispatcher
 from tool_gateway.hub import SessionHub
 from tool_gateway.ledger import MemoryLedger
@@ -33,10 +34,12 @@ SWEEP_S = 1.0
 CLOSE_S = 2.0
 
 
-async def serve(settings: GatewaySettings, runtime: RuntimeSettings, lifetime: Lifetime) -> None:
+async def serve(
+    settings: GatewaySettings, runtime: RuntimeSettings, lifetime: Lifetime, look_up: LookUp = look_up
+) -> None:
     """Runs the gateway until `lifetime.stopping`. Raises NodeError where a port cannot be had."""
     gateway_id = settings.gateway_id or runtime.node_name or f"gateway-{socket.gethostname()}"
-    backends = Backends(settings.pools, runtime, settings.timeouts)
+    backends = Backends(settings.pools, runtime, settings.timeouts, look_up=look_up)
     hub = SessionHub(settings)
     ledger = MemoryLedger(settings.ledger)
     with SpanWriter(runtime.spans_dir, gateway_id) as spans:

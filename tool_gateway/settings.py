@@ -5,21 +5,35 @@ Invariant: every wait and every buffer has its bound here.
 
 from __future__ import annotations
 
+import ipaddress
+from typing import Final
+
 from pydantic import Field, field_validator, model_validator
 
 from node_runtime.addresses import is_unix, split
 from node_runtime.errors import NodeError
 from node_runtime.settings import Section
 
-_LONGEST_S = 30 * 86_400.0
+_LONGEST_S: Final = 30 * 86_400.0
 """Longest time a setting may name: each fits into the messages and timers that it reaches."""
+_LONGEST_NAME: Final = 253
+_LONGEST_LABEL: Final = 63
 
 
 class PoolSettings(Section):
     """Replicas of one backend: every address serves the same tools."""
 
-    name: str = Field(min_length=1, description="name of the pool in logs")
-    addresses: tuple[str, ...] = Field(min_length=1, description="host:port of each replica")
+    name: str = Field(min_length=1, description="name of the pool in logs and metrics")
+    addresses: tuple[str, ...] = Field(
+        default=(), description="host:port of each replica; a pool has either addresses or dns"
+    )
+    dns: str | None = Field(
+        default=None,
+        description="name:port; every A and AAAA record of the name (a headless Service) is a replica, and the pool "
+        "follows the records",
+    )
+    resolve_s: float = Field(default=5.0, ge=0.1, le=_LONGEST_S, description="between two look-ups of dns")
+    max_addresses: int = Field(default=256, ge=1, le=65_536, description="most records of dns that are used")
 
     @field_validator("addresses")
     @classmethod
@@ -33,6 +47,40 @@ class PoolSettings(Section):
         if len(set(addresses)) != len(addresses):
             raise ValueError("names an address twice: name each replica once")
         return addresses
+
+    @field_validator("dns")
+    @classmethod
+    def _name_and_port(cls, dns: str | None) -> str | None:
+        if dns is None:
+            return None
+        try:
+            host, _port = split(dns)
+        except NodeError as error:
+            raise ValueError(str(error)) from None
+        if is_unix(dns) or _is_number(host):
+            raise ValueError(f"names {dns!r}, which is no name to look up: write it under addresses")
+        labels = host.rstrip(".").split(".")
+        if len(host) > _LONGEST_NAME or not all(0 < len(label) <= _LONGEST_LABEL for label in labels):
+            raise ValueError(
+                f"has a name that DNS cannot hold: its parts have 1 to {_LONGEST_LABEL} characters, the whole at most "
+                f"{_LONGEST_NAME}"
+            )
+        return dns
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PoolSettings:
+        if bool(self.addresses) == (self.dns is not None):
+            has = "both addresses and dns" if self.addresses else "neither addresses nor dns"
+            raise ValueError(f"has {has}: name the replicas in addresses, or a name that resolves to them in dns")
+        return self
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class RetrySettings(Section):
@@ -95,6 +143,14 @@ class TimeoutSettings(Section):
     control_s: float = Field(
         default=3.0, gt=0, le=_LONGEST_S, description="time for Cancel, and for a backend's first answer to Attach"
     )
+    look_up_s: float = Field(default=5.0, gt=0, le=_LONGEST_S, description="time for one look-up of a pool's dns name")
+    leave_s: float = Field(
+        default=60.0,
+        ge=1.0,
+        le=_LONGEST_S,
+        description="a backend whose record is gone stays connected until it was idle for this long: calls of another "
+        "gateway may still run there",
+    )
     margin: float = Field(default=0.05, ge=0, lt=0.5, description="share of the remaining time kept back at this hop")
     margin_max_s: float = Field(default=0.5, ge=0, le=_LONGEST_S, description="most that is kept back")
 
@@ -107,7 +163,7 @@ class GatewaySettings(Section):
     gateway_id: str | None = Field(
         default=None, min_length=1, description="name told to clients; default: the node's name"
     )
-    pools: tuple[PoolSettings, ...] = Field(default=(), description="static backend pools")
+    pools: tuple[PoolSettings, ...] = Field(default=(), description="backend pools")
     heartbeat_interval_s: float = Field(
         default=5.0, ge=0.05, le=_LONGEST_S, description="between pings; three missed and the peer is dead"
     )
@@ -127,7 +183,7 @@ class GatewaySettings(Section):
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError("names a pool twice: give each pool its own name")
-        addresses = [address for pool in self.pools for address in pool.addresses]
+        addresses = [address for pool in self.pools for address in (pool.addresses or (pool.dns,))]
         if len(set(addresses)) != len(addresses):
             raise ValueError("has an address in two pools: an address belongs to one pool")
         return self

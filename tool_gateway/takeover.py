@@ -4,6 +4,7 @@ The rule (gateway.proto, CallStart.resend): a call joins where it is found. It i
 only once every other instance of the tool's pools has laid a tombstone, every instance asked (the chosen one too) has
 been up for longer than the call is old and remembers keys for longer than that, so that neither a predecessor at its
 address can have run the call nor itself have forgotten it, and the instance that was last heard of is among them.
+Where the addresses are those of a name, others may have been there before and others may come: nothing is started anew.
 Else INDETERMINATE.
 
 Invariant: whatever two gateways decide at the same time, a tool that is not idempotent starts at most once for the key.
@@ -95,8 +96,9 @@ def decide(
     last_instance_id: str,
     join_only: bool,
     margin_s: float,
+    complete: bool = True,
 ) -> TakeoverDecision:
-    """`answers` holds one per suspect's address."""
+    """`answers` holds one per suspect's address. `complete`: no other address can have had the call, or will have it."""
     for suspect in suspects:
         if isinstance(answers.get(suspect.address), Found):
             return Join(suspect.address)
@@ -130,6 +132,11 @@ def decide(
                     )
     if last_instance_id and last_instance_id not in instances:
         return Undecidable(f"the call was last sent to the instance {last_instance_id}, which is gone")
+    if not complete:
+        return Undecidable(
+            "the call may have been started before, and no backend that its pool's name gives now knows it: one that "
+            "is not there any more may have run it"
+        )
     answer = answers[chosen]
     assert isinstance(answer, NotThere)
     return Start(chosen, answer.instance_id)

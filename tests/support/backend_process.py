@@ -228,6 +228,7 @@ def refused(outcome: tool_pb2.Outcome, detail: str) -> tool_pb2.Final:
 
 async def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ledger", type=Path, required=True)
     parser.add_argument("--without", default="", help="features not offered")
@@ -241,7 +242,7 @@ async def main() -> None:
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     await servicer.set("fermata.v1.ToolBackendService", health_pb2.HealthCheckResponse.SERVING)
-    port = server.add_insecure_port(f"127.0.0.1:{options.port}")
+    port = server.add_insecure_port(f"{options.host}:{options.port}")
     await server.start()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

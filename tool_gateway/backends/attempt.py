@@ -31,7 +31,7 @@ async def invoke(
     on_event: OnCallEvent,
 ) -> AttemptEnd:
     """Run the invocation at the instance it names. The local timer is `timeout_s`; the invocation carries its own."""
-    if backend.instance_id != invocation.expected_instance_id:
+    if backend.instance_id != invocation.expected_instance_id or not backend.reachable:
         return NotSent(f"the backend at {backend.address} was lost before the call was sent")
     if "invoke_stream" not in backend.features:
         return await _invoke_unary(backend, invocation, timeout_s)
@@ -109,10 +109,11 @@ async def ask(
 async def cancel(backend: Backend, key: str, reason: str, timeout_s: float) -> str | None:
     """Tell the backend to stop the call. Returns why that failed, or None."""
     try:
-        await backend.stub.Cancel(tool_pb2.CancelRequest(key=key, reason=reason), timeout=timeout_s)
+        with backend.held():
+            await backend.stub.Cancel(tool_pb2.CancelRequest(key=key, reason=reason), timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         return error_sentence(error)
-    except asyncio.InvalidStateError:
+    except (asyncio.InvalidStateError, grpc.aio.UsageError):
         return "the connection was closed"
     return None
 

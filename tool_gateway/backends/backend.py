@@ -10,7 +10,8 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import grpc
 from fermata.v1 import tool_pb2, tool_pb2_grpc
@@ -45,21 +46,32 @@ class Backend:
         runtime: RuntimeSettings,
         timeouts: TimeoutSettings,
         on_change: Callable[[], None],
+        dns: str | None = None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
+        """`dns`: the host that the address was looked up by. `on_lost` is told when the connection breaks."""
         self.pool = pool
         self.address = address
         self.changed = Signal()
         self.in_flight = 0
         self.in_flight_by_tool: Counter[str] = Counter()
+        self.leaving = False
+        """The pool's name does not give this address any more: what runs here goes on, nothing new comes."""
+        self.twin_of: str | None = None
+        """The address at which the same instance takes its calls."""
         self.described: tool_pb2.DescribeResponse | None = None
         """The last Describe ever heard at this address (kept while it is down, for the catalogue)."""
         self._timeouts = timeouts
         self._on_change = on_change
         self._serving = False
         self._connected = False
+        self._dns = dns
+        self._on_lost = on_lost
+        self._holders = 0
+        self._used_at = time.monotonic()
         self._down_since = time.monotonic()
         self._reminded_at = 0.0
-        self._channel = open_channel(address, runtime, keepalive=False)
+        self._channel = open_channel(address, runtime, keepalive=False, server_name=dns)
         self.stub = tool_pb2_grpc.ToolBackendServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -69,14 +81,24 @@ class Backend:
         return self._connected
 
     @property
+    def reachable(self) -> bool:
+        """The connection stands: where it does not, a request never leaves. Known a little before the watch breaks."""
+        return self._connected and self._channel.get_state() == grpc.ChannelConnectivity.READY
+
+    @property
     def serving(self) -> bool:
-        return self._connected and self._serving
+        """New calls may be sent here."""
+        return self.state == "serving"
 
     @property
     def state(self) -> str:
         """One of ``metrics.BACKEND_STATES``."""
+        if self.leaving:
+            return "leaving"
         if not self._connected:
             return "down"
+        if self.twin_of is not None:
+            return "duplicate"
         return "serving" if self._serving else "draining"
 
     @property
@@ -100,6 +122,39 @@ class Backend:
 
     def has_room(self, spec: tool_pb2.ToolSpec) -> bool:
         return not spec.max_concurrency or self.in_flight_by_tool[spec.name] < spec.max_concurrency
+
+    def take(self, tool: str) -> None:
+        """One more call of this tool is here."""
+        self.in_flight += 1
+        self.in_flight_by_tool[tool] += 1
+
+    def give_back(self, tool: str) -> None:
+        self.in_flight -= 1
+        self.in_flight_by_tool[tool] -= 1
+        self._used_at = time.monotonic()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the channel open without a call: closing it would cancel whoever awaits an RPC on it."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            self._used_at = time.monotonic()
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.in_flight or self._holders)
+
+    @property
+    def idle_s(self) -> float:
+        """Since somebody last used this, or since its address left. Only where nobody does now."""
+        return time.monotonic() - self._used_at
+
+    def leave(self) -> None:
+        self.leaving = True
+        self._used_at = time.monotonic()
 
     async def run(self) -> None:
         """Describe, watch health, and start over when the watch breaks; until cancelled."""
@@ -175,19 +230,22 @@ class Backend:
 
     def _set_down(self, why: str) -> None:
         now = time.monotonic()
-        if self._connected:
+        was_connected, self._connected = self._connected, False
+        if was_connected:
             self._down_since = now
-            _log.warning("backend lost", pool=self.pool, address=self.address, why=why)
-        self._connected = False
-        if now - self._reminded_at >= _REMIND_S:
+            _log.warning("backend lost", pool=self.pool, address=self.address, why=why, leaving=self.leaving)
+        if now - self._reminded_at >= _REMIND_S and not self.leaving:
             self._reminded_at = now
+            where = "gateway.pools" if self._dns is None else f"the records of {self._dns}"
             _log.warning(
-                f"waiting for the tool backend at {self.address}: start it, or take it out of gateway.pools",
+                f"waiting for the tool backend at {self.address}: start it, or take it out of {where}",
                 pool=self.pool,
                 down_s=round(now - self._down_since, 1),
                 why=why,
             )
-        self._tell()
+        if was_connected:
+            self._tell()
+            self._on_lost()
 
     def _tell(self) -> None:
         self.changed.raise_()

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.backends.backend import Backend
+from tool_gateway.backends.members import Members
+from tool_gateway.backends.resolver import LookUp, look_up
 from tool_gateway.catalogue import CatalogueBuilder, Described, Tool
 from tool_gateway.metrics import BACKEND_SERVING, BACKEND_STATES, BACKENDS, prepare, prepare_tool
 from tool_gateway.settings import PoolSettings, TimeoutSettings
@@ -54,7 +56,7 @@ class _Waiter:
 
 
 class Backends:
-    """Owns every Backend. ``run`` must be awaited for as long as calls are made."""
+    """``run`` must be awaited for as long as calls are made."""
 
     def __init__(
         self,
@@ -62,16 +64,14 @@ class Backends:
         runtime: RuntimeSettings,
         timeouts: TimeoutSettings,
         rng: random.Random | None = None,
+        look_up: LookUp = look_up,
     ) -> None:
-        pools = tuple(pools)
         self._rng = rng or random.Random()
-        self._pools = tuple(pool.name for pool in pools)
+        self._pools = {pool.name: pool for pool in pools}
         self.changed = Signal()
-        self.backends: dict[str, Backend] = {
-            address: Backend(pool.name, address, runtime, timeouts, self._on_change)
-            for pool in pools
-            for address in pool.addresses
-        }
+        self._members = Members(tuple(self._pools.values()), runtime, timeouts, self._on_change, look_up, self._rng)
+        self.backends = self._members.backends
+        """By address; those of a name come and go."""
         self._builder = CatalogueBuilder()
         self.tools: dict[str, Tool] = {}
         self.version = 0
@@ -82,22 +82,22 @@ class Backends:
         prepare(self._pools)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for backend in self.backends.values():
-                tasks.create_task(backend.run(), name=f"backend {backend.address}")
+        await self._members.run()
 
     async def close(self) -> None:
-        for backend in self.backends.values():
-            await backend.close()
+        await self._members.close()
 
     @property
     def catalogue_known(self) -> bool:
         """At least one address of each pool has been described: what no pool serves does not exist."""
-        known = {backend.pool for backend in self.backends.values() if backend.described is not None}
-        return all(backend.pool in known for backend in self.backends.values())
+        return self._pools.keys() <= self._described_pools()
 
     def silent_addresses(self) -> list[str]:
-        return [backend.address for backend in self.backends.values() if backend.described is None]
+        """Where nothing has been heard yet: addresses, and names without any."""
+        silent = [backend.address for backend in self.backends.values() if backend.described is None]
+        return silent + [
+            pool.dns for pool in self._pools.values() if pool.dns and pool.name not in self._members.resolved
+        ]
 
     async def find(self, name: str) -> Tool:
         """The tool, waiting for pools that have not told yet. Raises NoSuchTool or ToolLeftOut."""
@@ -136,24 +136,24 @@ class Backends:
             raise
 
     async def _acquire_only(self, name: str, address: str, instance_id: str) -> Lease:
-        backend = self.backends[address]
+        there = self.backends[address]  # a fixed one: a call that may have been started before starts at no other
         while True:
-            tool = self.tools.get(name)
-            if backend.connected and backend.instance_id != instance_id:
+            if there.connected and there.instance_id != instance_id:
                 raise InstanceReplaced(f"the instance {instance_id} at {address}, where the call may start, is gone")
-            if tool is not None and backend.serving:
-                return self._take(backend, tool)
+            tool = self.tools.get(name)
+            serving = [b for b in self.backends.values() if b.instance_id == instance_id and b.serving]
+            if tool is not None and serving:
+                return self._take(serving[0], tool)
             await self.changed.wait()
 
     def give_back(self, lease: Lease) -> None:
         name = lease.tool.spec.name
-        lease.backend.in_flight -= 1
-        lease.backend.in_flight_by_tool[name] -= 1
+        lease.backend.give_back(name)
         self._pump(name)
 
-    def lease_at(self, backend: Backend, name: str) -> Lease:
+    def lease_at(self, backend: Backend, tool: Tool) -> Lease:
         """A place on this backend whatever its load: for a call that is there already."""
-        return self._take(backend, self.tools[name])
+        return self._take(backend, tool)
 
     def address_of(self, instance_id: str) -> str | None:
         """Where this instance answers now."""
@@ -168,10 +168,28 @@ class Backends:
         return next((pool for pool in self._pools if pool in pools), "unknown")
 
     def suspects(self, name: str) -> list[Backend]:
-        """Backends that may ever have run this tool: every address of the pools that serve it or are not known."""
-        pools = {backend.pool for backend in self.backends.values() if backend.spec(name) is not None}
-        known = {backend.pool for backend in self.backends.values() if backend.described is not None}
-        return [b for b in self.backends.values() if b.pool in pools or b.pool not in known]
+        """Backends that may have run this tool: every address of the pools that serve it or are not known, those that
+        are leaving too; each instance once."""
+        pools = self._suspect_pools(name)
+        return [b for b in self.backends.values() if b.pool in pools and b.twin_of is None]
+
+    def suspects_complete(self, name: str) -> bool:
+        """No other address can have run this tool: of a name, one may have left before this gateway looked."""
+        return all(self._pools[pool].dns is None for pool in self._suspect_pools(name))
+
+    async def wait_for_suspects(self, name: str) -> None:
+        """Returns once every suspect answers; also those that a name gives meanwhile."""
+        while not self._suspect_pools(name) <= self._members.resolved or not all(
+            backend.connected for backend in self.suspects(name)
+        ):
+            await self.changed.wait()
+
+    def _suspect_pools(self, name: str) -> set[str]:
+        serving = {backend.pool for backend in self.backends.values() if backend.spec(name) is not None}
+        return serving | (self._pools.keys() - self._described_pools())
+
+    def _described_pools(self) -> set[str]:
+        return {backend.pool for backend in self.backends.values() if backend.described is not None}
 
     def _pick(self, name: str, avoid: str | None, prefer: str | None) -> Lease | None:
         """The less loaded of two random candidates ("The Power of Two Choices", Mitzenmacher 1996)."""
@@ -193,8 +211,7 @@ class Backends:
         return self._take(min(two, key=lambda backend: backend.in_flight), tool)
 
     def _take(self, backend: Backend, tool: Tool) -> Lease:
-        backend.in_flight += 1
-        backend.in_flight_by_tool[tool.spec.name] += 1
+        backend.take(tool.spec.name)
         return Lease(backend, backend.instance_id or "", tool)
 
     def _pump(self, name: str) -> None:
@@ -211,10 +228,18 @@ class Backends:
             waiter.future.set_result(lease)
         self._queues.pop(name, None)
 
+    def _listed(self, pool: str) -> list[Backend]:
+        """Whose tools the pool serves: of the ones that leave only where no other has told its tools yet."""
+        members = [b for b in self.backends.values() if b.pool == pool and b.twin_of is None]
+        staying = [backend for backend in members if not backend.leaving]
+        return staying if any(backend.described is not None for backend in staying) else members
+
     def _on_change(self) -> None:
         described = [
-            Described(b.address, b.connected, b.serving, tuple(b.described.tools) if b.described is not None else ())
-            for b in self.backends.values()
+            Described(b.address, b.connected and not b.leaving, b.serving, tuple(b.described.tools))
+            for pool in self._pools
+            for b in self._listed(pool)
+            if b.described is not None
         ]
         before = set(self.tools)
         self.tools, complaints = self._builder.build(described)

@@ -348,6 +348,19 @@ async def test_drain_ends_what_runs_and_takes_nothing_new(odd: Backend, held: He
     assert held.starts() == ["k0"]
 
 
+async def test_an_idle_backend_that_leaves_still_refuses_what_was_on_its_way(odd: Backend, held: Held) -> None:
+    """Sent before the gateway could hear of the drain, over a connection that a stopping server would just end."""
+    health = health_pb2_grpc.HealthStub(odd.channel)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=30)
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    odd.process.send_signal(signal.SIGTERM)
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    late = await asyncio.gather(*(odd.invoke("held", held.arguments, key=f"k{n}") for n in range(50)))
+    assert {(final.outcome, final.started) for final in late} == {(Outcome.OUTCOME_OVERLOADED, tool_pb2.STARTED_NO)}
+    assert await asyncio.wait_for(odd.process.wait(), 10) == 0
+    assert held.starts() == []
+
+
 async def test_what_outlasts_the_grace_is_indeterminate(tmp_path: Path, held: Held) -> None:
     async with backend(tmp_path, ODD, "--set", "runtime.shutdown_grace_s=2") as running:
         stream = running.stream("held", held.arguments, key="k")

@@ -24,17 +24,20 @@ from tool_gateway.client import CallOptions, ClientOptions, Result, ToolGateway
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 HAND_MADE = REPOSITORY / "tests" / "support" / "backend_process.py"
+BY_NAME = REPOSITORY / "tests" / "support" / "gateway_with_names.py"
 
 
 class Process:
     """One started process and what its ready line said."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ready: dict[str, Any], stderr: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, ready: dict[str, Any], stderr: Path, host: str = "127.0.0.1"
+    ) -> None:
         self.process = process
         self.ready = ready
         self.stderr = stderr
         self.port: int = ready["port"]
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{host}:{self.port}"
 
     def log(self) -> str:
         return self.stderr.read_text()
@@ -123,20 +126,37 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ledger = folder / "executions.jsonl"
+        self.names = folder / "names.json"
         self._processes: list[Process] = []
         self._proxies: list[Proxy] = []
 
-    async def backend(self, *arguments: str, port: int = 0) -> Process:
-        return await self._start([str(HAND_MADE), "--ledger", str(self.ledger), "--port", str(port), *arguments])
+    async def backend(self, *arguments: str, port: int = 0, host: str = "127.0.0.1") -> Process:
+        words = [str(HAND_MADE), "--ledger", str(self.ledger), "--host", host, "--port", str(port), *arguments]
+        return await self._start(words, host)
 
-    async def sdk_backend(self, *arguments: str) -> Process:
-        return await self._start(["-m", "tool_backend", *arguments, "--set", "backend.port=0"])
+    async def sdk_backend(self, *arguments: str, port: int = 0, host: str = "127.0.0.1") -> Process:
+        at = ("--set", f"backend.host={host}", "--set", f"backend.port={port}")
+        return await self._start(["-m", "tool_backend", *arguments, *at], host)
 
     async def gateway(self, pools: Sequence[Sequence[str]] = (), *settings: str, port: int = 0) -> Process:
         """One pool per list of addresses."""
         named = json.dumps([{"name": f"pool{n}", "addresses": list(pool)} for n, pool in enumerate(pools)])
-        pairs = [f"gateway.port={port}", f"gateway.pools={named}", *settings]
+        return await self.start_gateway(f"gateway.port={port}", f"gateway.pools={named}", *settings)
+
+    async def start_gateway(self, *pairs: str) -> Process:
         return await self._start(["-m", "tool_gateway", *(word for pair in pairs for word in ("--set", pair))])
+
+    async def gateway_by_name(self, pools: str, *settings: str) -> Process:
+        """The pools as YAML; their names are looked up in what ``give`` said last."""
+        pairs = ["gateway.port=0", f"gateway.pools={pools}", "runtime.metrics_port=0", *settings]
+        words = [str(BY_NAME), str(self.names), *(word for pair in pairs for word in ("--set", pair))]
+        return await self._start(words)
+
+    def give(self, **names: list[str]) -> None:
+        """What each name resolves to from now on; a name that is not given is not known."""
+        draft = self.names.with_suffix(".draft")
+        draft.write_text(json.dumps(names))
+        draft.replace(self.names)
 
     async def proxy(self, target: str) -> Proxy:
         proxy = Proxy(target)
@@ -144,7 +164,7 @@ class World:
         self._proxies.append(proxy)
         return proxy
 
-    async def _start(self, arguments: list[str]) -> Process:
+    async def _start(self, arguments: list[str], host: str = "127.0.0.1") -> Process:
         stderr = self.folder / f"stderr-{len(self._processes)}.txt"
         with stderr.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -153,7 +173,7 @@ class World:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 cwd=REPOSITORY,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "EXECUTIONS": str(self.ledger)},
             )
         assert process.stdout is not None
         try:
@@ -166,7 +186,7 @@ class World:
         if not line:
             await process.wait()
             raise AssertionError(f"the process ended: {stderr.read_text()}")
-        started = Process(process, json.loads(line), stderr)
+        started = Process(process, json.loads(line), stderr, host)
         self._processes.append(started)
         return started
 
@@ -249,6 +269,15 @@ async def value(port: int, name: str, **labels: str) -> float:
     families = text_string_to_metric_families((await scrape(port)).partition("\r\n\r\n")[2])
     samples = (sample for family in families for sample in family.samples)
     return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+
+async def until_shown(port: int, low: float, high: float, name: str, **labels: str) -> None:
+    """Looks until the sum of these samples lies between the two."""
+    async with asyncio.timeout(20):
+        while True:
+            if low <= await value(port, name, **labels) <= high:
+                return
+            await asyncio.sleep(0.02)
 
 
 def free_port() -> int:

@@ -144,6 +144,25 @@ async def test_a_certificate_for_another_name_needs_server_name(authority: Autho
                 await wait_ready(channel, address, timeout_s=0.5, what="gateway")
 
 
+async def test_an_address_that_was_looked_up_is_checked_by_its_name(authority: Authority) -> None:
+    server = authority.issue("calc", hosts=("calc.fermata",), ips=())
+    client = {"ca_file": authority.ca_file}
+    async with serving(settings({"cert_file": server.cert, "key_file": server.key})) as (_, _servicer, address):
+        for name, set_to, right in (
+            ("calc.fermata", {}, True),
+            ("other.fermata", {}, False),
+            ("other.fermata", {"server_name": "calc.fermata"}, True),
+            ("calc.fermata", {"server_name": "other.fermata"}, False),
+        ):
+            async with open_channel(address, settings(client | set_to), server_name=name) as channel:
+                try:
+                    await wait_ready(channel, address, timeout_s=10 if right else 0.5, what="backend")
+                except NodeError:
+                    assert not right
+                else:
+                    assert right
+
+
 async def test_mutual_tls(authority: Authority, tmp_path: Path) -> None:
     server, client = authority.issue("server"), authority.issue("client")
     stranger = Authority(tmp_path, "strangers").issue("client")

@@ -8,7 +8,8 @@ from node_runtime.settings import SettingsError, load
 from node_runtime.settings.schema import schema_keys
 from tool_gateway.settings import GatewaySettings
 
-TIMES = [key.key for key in schema_keys({"gateway": GatewaySettings}) if key.key.endswith("_s")]
+KEYS = [key.key for key in schema_keys({"gateway": GatewaySettings})]
+TIMES = [key for key in KEYS if key.endswith("_s") and "[]" not in key]
 
 
 @pytest.mark.parametrize("key", TIMES)
@@ -32,3 +33,44 @@ def test_a_time_out_of_all_bounds_is_refused_by_name(key: str, value: str) -> No
 def test_other_odd_values_are_refused(override: str) -> None:
     with pytest.raises(SettingsError, match=r"must be"):
         load({"gateway": GatewaySettings}, file=None, env={}, overrides=[override])
+
+
+def pools(*texts: str) -> GatewaySettings:
+    override = f"gateway.pools=[{', '.join('{' + text + '}' for text in texts)}]"
+    loaded = load({"gateway": GatewaySettings}, file=None, env={}, overrides=[override])["gateway"]
+    assert isinstance(loaded, GatewaySettings)
+    return loaded
+
+
+def test_a_pool_of_a_name_has_its_defaults() -> None:
+    (pool,) = pools("name: calc, dns: 'fermata-tool-calculator:7020'").pools
+    assert (pool.dns, pool.addresses, pool.resolve_s, pool.max_addresses) == (
+        "fermata-tool-calculator:7020",
+        (),
+        5.0,
+        256,
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["name: a"], "has neither addresses nor dns: name the replicas in addresses, or a name"),
+        (["name: a, addresses: []"], "has neither addresses nor dns"),
+        (["name: a, addresses: ['h:1'], dns: 'h:1'"], "has both addresses and dns"),
+        (["name: a, dns: 'h'"], "'h' is not an address: write host:port"),
+        (["name: a, dns: '10.0.0.1:7020'"], "which is no name to look up: write it under addresses"),
+        (["name: a, dns: '[::1]:7020'"], "which is no name to look up"),
+        (["name: a, dns: 'unix:/tmp/socket'"], "'unix:/tmp/socket' has no port"),
+        (["name: a, dns: 'a..b:7020'"], "has a name that DNS cannot hold"),
+        (["name: a, dns: '" + 64 * "x" + ":7020'"], "has a name that DNS cannot hold"),
+        (["name: a, dns: 'h:1', resolve_s: 0"], r"resolve_s.* must be"),
+        (["name: a, dns: 'h:1', resolve_s: .inf"], r"resolve_s.* must be"),
+        (["name: a, dns: 'h:1', max_addresses: 0"], r"max_addresses.* must be"),
+        (["name: a, dns: 'h:1'", "name: b, dns: 'h:1'"], "has an address in two pools"),
+        (["name: a, dns: 'h:1'", "name: b, addresses: ['h:1']"], "has an address in two pools"),
+    ],
+)
+def test_a_pool_is_addresses_or_a_name(texts: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        pools(*texts)

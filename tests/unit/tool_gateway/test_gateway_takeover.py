@@ -69,6 +69,12 @@ def test_it_does_not_start_where_anything_is_in_doubt() -> None:
         decision = ask([A, B], answers)
         assert isinstance(decision, Undecidable)
         assert said in decision.detail
+    gone_before = decide(
+        [A, B], fine, chosen="a", last_instance_id="ia", join_only=False, margin_s=0.25, complete=False
+    )
+    assert isinstance(gone_before, Undecidable), "another address may have had it, and this name knows it no more"
+    found = decide([A, B], {"b": Found()}, chosen="a", last_instance_id="", join_only=False, margin_s=1, complete=False)
+    assert found == Join("b")
     gone = ask([A, B], fine, last="iz")
     assert isinstance(gone, Undecidable)
     assert "iz, which is gone" in gone.detail
