@@ -64,6 +64,12 @@ def demo(
     overrides: Overrides = None,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines, even on a terminal.")] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Leave the cluster up after the run, until Ctrl-C.")] = False,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls", help="Mutual TLS and a token on all gRPC, with throw-away certificates; weights travel in clear."
+        ),
+    ] = False,
 ) -> None:
     """Train the demo model on a local cluster: gateway, tool backends, rollout node and trainer as processes.
 
@@ -83,6 +89,7 @@ def demo(
         overrides=tuple(overrides or ()),
         plain=plain,
         stay=stay,
+        tls=tls,
     )
     raise typer.Exit(run_demo(options))
 

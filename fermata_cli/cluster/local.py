@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from fermata_cli import proc
-from fermata_cli.cluster import cores, plan
+from fermata_cli.cluster import cores, plan, prometheus_files
 from fermata_cli.cluster.child import Child
 from fermata_cli.cluster.plan import ProcessSpec, Role
 from fermata_cli.cluster.settings import ClusterSettings
@@ -42,9 +42,11 @@ class LocalCluster:
         tools: Mapping[str, str],
         bound: str | None,
         say: Callable[[str], None],
+        by_role: Mapping[Role, Sequence[str]] | None = None,
     ) -> None:
         """`tools`: those the tasks name, each with the place of a task that does; they must be served before an
-        engine starts. `bound`: as in `plan.rollout_nodes`. `say` gets sentences."""
+        engine starts. `bound`: as in `plan.rollout_nodes`. `say` gets sentences. `by_role`: settings that differ
+        between roles."""
         self._settings = settings
         self._runtime = runtime
         self._config = config
@@ -52,6 +54,7 @@ class LocalCluster:
         self._tools = dict(sorted(tools.items()))
         self._bound = bound
         self._say = say
+        self._by_role = dict(by_role or {})
         self._children: dict[str, Child] = {}  # by name, in the order started
         self._restarts: dict[str, int] = {}
         # What the processes set for themselves is all in the file: a variable must not come in between.
@@ -77,9 +80,14 @@ class LocalCluster:
 
     # -- start ------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Backends, gateway, rollout nodes, trainer. Raises NodeError where one does not come up."""
+    async def start(self, *, trainer: bool = True) -> None:
+        """Backends, gateway, rollout nodes, trainer. Raises NodeError where one does not come up.
+
+        Without a trainer the rollout nodes are the caller's: `trainer_node.client`.
+        """
         settings = self._settings
+        if self._runtime.metrics_port is not None:
+            prometheus_files.write_config(self._run_dir, self._runtime)
         backends = await self._start_all(plan.backends(settings))
         self._check_tools({tool for child in backends for tool in child.ready.get("tools", ())})
         addresses = [(child.spec.group, child.address) for child in backends]
@@ -90,7 +98,8 @@ class LocalCluster:
             "starting the engine" + "s" * (settings.rollout_nodes > 1) + ", which takes about a minute on two cores"
         )
         nodes = await self._start_all(plan.rollout_nodes(settings, gateway.address, self._cores, self._bound))
-        await self._start_all([plan.trainer(settings, [child.address for child in nodes])])
+        if trainer:
+            await self._start_all([plan.trainer(settings, [child.address for child in nodes])])
 
     async def _start_all(self, specs: Sequence[ProcessSpec]) -> list[Child]:
         """Side by side; returns when all are ready."""
@@ -105,7 +114,7 @@ class LocalCluster:
         return children
 
     async def _spawn(self, spec: ProcessSpec, extra: Sequence[str] = ()) -> Child:
-        command = spec.command(self._config, os.getpid(), extra)
+        command = spec.command(self._config, os.getpid(), [*self._by_role.get(spec.role, ()), *extra])
         log = self._run_dir / "logs" / f"{spec.name}.log"
         child = await Child.start(spec, command, log, self._env)
         self._children[spec.name] = child
@@ -151,19 +160,33 @@ class LocalCluster:
             await asyncio.gather(task, return_exceptions=True)
 
     def _write_addresses(self) -> None:
-        """runs/NAME/cluster.json: where to send curl, grpcurl and `fermata tools`."""
+        """cluster.json: where to send curl, grpcurl and `fermata tools`; targets.json: the same for Prometheus."""
         rows = [
             {
                 "name": child.spec.name,
                 "role": child.spec.role.value,
                 "pid": child.pid,
                 "address": child.address if "port" in child.ready else None,
-                "metrics": f"http://127.0.0.1:{child.metrics_port}/metrics" if child.metrics_port else None,
+                "metrics": self.metrics_url(child),
                 "log": str(child.log),
             }
             for child in self.children
         ]
         write_json(self._run_dir / "cluster.json", {"processes": rows})
+        if self._runtime.metrics_port is not None:
+            prometheus_files.write_targets(
+                self._run_dir,
+                [
+                    (child.spec.role, child.spec.name, f"127.0.0.1:{child.metrics_port}")
+                    for child in self.children
+                    if child.metrics_port
+                ],
+            )
+
+    def metrics_url(self, child: Child) -> str | None:
+        """None while it has no metrics to show."""
+        scheme = "https" if self._runtime.metrics_tls else "http"
+        return f"{scheme}://127.0.0.1:{child.metrics_port}/metrics" if child.metrics_port else None
 
     # -- watch ------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ def run_demo(options: DemoOptions) -> int:
     # What is refused must cost nobody the run that stands there: the folder is emptied last.
     settings = DemoSettings(options, run_path(options.runs, options.name))
     with run_folder(options.runs, options.name) as run_dir:
+        if settings.identity is not None:
+            settings.identity.write()
         settings.write(run_dir / "fermata.yaml")
         logs.configure(settings.runtime.model_copy(update={"log_level": "error"}), "fermata")
         run = DemoRun(options, settings, run_dir)
@@ -79,6 +81,7 @@ class DemoRun:
                 tools=self._settings.tool_places,
                 bound=self._settings.bound_cores,
                 say=self._show.say,
+                by_role=self._settings.identity.overrides if self._settings.identity else None,
             )
             async with asyncio.TaskGroup() as tasks:
                 observing = tasks.create_task(self._observe(cluster), name="observe")
@@ -140,9 +143,11 @@ class DemoRun:
                 self._show.say(line)
 
     async def _measure(self, cluster: LocalCluster) -> None:
+        ca_file = self._settings.runtime.tls.ca_file
+
         async def pages(role: Role) -> list[Sample]:
-            ports = [child.metrics_port for child in cluster.of_role(role) if child.metrics_port]
-            found = await asyncio.gather(*(asyncio.to_thread(scrape, port) for port in ports))
+            urls = [url for child in cluster.of_role(role) if (url := cluster.metrics_url(child))]
+            found = await asyncio.gather(*(asyncio.to_thread(scrape, url, ca_file) for url in urls))
             return [sample for page in found for sample in page]
 
         gateway, nodes = await asyncio.gather(pages(Role.GATEWAY), pages(Role.ROLLOUT))
@@ -168,6 +173,7 @@ class DemoRun:
             peak_rss_bytes=self._memory.peak_bytes,
             high_water_bytes=self._memory.high_water_bytes,
             gateway_restarts=self._cluster.restarts,
+            tls=self._settings.runtime.tls.require_client_cert,
             versions=_versions(),
             always_offered=self._settings.always_offered,
         )

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import yaml
 
 from fermata_cli import demo
+from fermata_cli.cluster.identity import ClusterIdentity
 from fermata_cli.cluster.settings import ClusterSettings
 from fermata_cli.schema import ALL_SECTIONS
 from node_runtime.errors import EXIT_USAGE, NodeError
@@ -48,6 +49,7 @@ class DemoOptions:
     overrides: tuple[str, ...] = ()
     plain: bool = False
     stay: bool = False
+    tls: bool = False
 
 
 class DemoSettings:
@@ -57,7 +59,8 @@ class DemoSettings:
         """Raises NodeError for settings, task files or a model folder that cannot be used."""
         file = options.config or DEMO_FILE
         given = merge_sources(ALL_SECTIONS, file, _env(), options.overrides).tree
-        overrides = [*_defaults(given), *_flags(options, run_dir), *options.overrides]
+        self.identity = _identity(given, run_dir) if options.tls else None
+        overrides = [*_defaults(given), *_flags(options, run_dir, self.identity), *options.overrides]
         self._sections = load(ALL_SECTIONS, file=file, env=_env(), overrides=overrides)
         self.cluster = self._section("cluster", ClusterSettings)
         self.runtime = self._section("runtime", RuntimeSettings)
@@ -161,8 +164,19 @@ def _has(tree: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def _flags(options: DemoOptions, run_dir: Path) -> list[str]:
+def _identity(given: Mapping[str, Any], run_dir: Path) -> ClusterIdentity:
+    for section in ("tls", "tokens"):
+        if _has(given, f"runtime.{section}"):
+            raise NodeError(
+                f"--tls makes certificates and a token of its own, and runtime.{section} is set too: use one of them",
+                EXIT_USAGE,
+            )
+    return ClusterIdentity(run_dir / "tls")
+
+
+def _flags(options: DemoOptions, run_dir: Path, identity: ClusterIdentity | None) -> list[str]:
     values: dict[str, Any] = {
+        **(identity.settings if identity else {}),
         "trainer.rollout_nodes": ["127.0.0.1:0"],  # required; the trainer is told the real ones by flag
         "trainer.run_dir": str(run_dir),
         "runtime.spans_dir": str(run_dir / "spans"),

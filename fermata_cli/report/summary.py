@@ -51,6 +51,7 @@ def make_summary(
     high_water_bytes: Mapping[str, int],
     gateway_restarts: int,
     versions: Mapping[str, str],
+    tls: bool = False,
     always_offered: Collection[str] = (),
 ) -> dict[str, Any]:
     """`seconds`: what the command timed (startup, shutdown, total); the trainer's phases are put in between.
@@ -71,6 +72,7 @@ def make_summary(
         "versions": dict(trainer.get("versions") or versions),
         "high_water_bytes": dict(high_water_bytes),
         "gateway_restarts": gateway_restarts,
+        "tls": tls,
         **{field: trainer.get(field) for field in _ALSO},
         "calls_without_tools": _calls_without_tools(trainer, always_offered),
     }

@@ -6,6 +6,7 @@ Invariants: a line is taken once and only when it is whole; a node that does not
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -49,10 +50,14 @@ class Feed:
         return events
 
 
-def scrape(port: int, host: str = "127.0.0.1") -> list[Sample]:
-    """All samples of a /metrics page; none where it cannot be had. Blocks for at most two seconds."""
+def scrape(url: str, ca_file: Path | None = None) -> list[Sample]:
+    """All samples of a /metrics page; none where it cannot be had. Blocks for at most two seconds.
+
+    `ca_file`: the authority that an https page is checked with.
+    """
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=_SCRAPE_S) as page:
+        context = ssl.create_default_context(cafile=ca_file) if url.startswith("https:") else None
+        with urllib.request.urlopen(url, timeout=_SCRAPE_S, context=context) as page:
             text = page.read().decode("utf-8", "replace")
         return [
             (sample.name, sample.labels, sample.value)

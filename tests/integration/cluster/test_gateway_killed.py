@@ -48,9 +48,10 @@ def test_the_run_goes_on_and_nothing_runs_twice(tmp_path: Path) -> None:
     with Fermata(*arguments, folder=tmp_path, env={"EXECUTION_LEDGER": str(ledger)}) as command:
         command.until_said("step 1 of 4", 300)
         row = cluster_of(run_dir)["gateway"]
-        port = int(row["metrics"].split(":")[2].split("/")[0])
         command.until(
-            lambda: total(scrape(port), "fermata_gateway_calls_in_flight", tool="calculator") > 0, 60, "no call ran"
+            lambda: total(scrape(row["metrics"]), "fermata_gateway_calls_in_flight", tool="calculator") > 0,
+            60,
+            "no call ran",
         )
         killed_from = time.time()
         os.kill(row["pid"], signal.SIGKILL)
