@@ -28,6 +28,7 @@ from tests.support.prometheus import Prometheus
 COLOURS = ("#2c6fbb", "#d1495b", "#5b8c5a", "#e09f3e", "#8e5572", "#3a9d9d", "#8f8f8f", "#a0522d", "#6a5acd")
 GREY = "#bbbbbb"
 WIDTH = 12.0  # inches
+LETTERS = 230  # of a legend's size that stand side by side over the whole width
 MOST_NAMED = 6  # lines of a legend
 FEW = 8  # points that are marked, as a short line is easily overlooked
 LEAD_S = 5.0  # shown before the trainer's first sample
@@ -117,7 +118,7 @@ def _draw_page(shown: Sequence[tuple[Panel, list[Line]]], caption: str, length_s
             if panel.json["type"] == "stat":
                 _draw_stat(axes, panel, found)
             else:
-                _draw_series(axes, panel, found, length_s)
+                _draw_series(axes, panel, found, length_s, wide=LETTERS // len(line))
     save(figure, picture)
 
 
@@ -132,7 +133,8 @@ def _draw_stat(axes: Any, panel: Panel, found: list[Line]) -> None:
     axes.set_yticks([])
 
 
-def _draw_series(axes: Any, panel: Panel, found: list[Line], length_s: float) -> None:
+def _draw_series(axes: Any, panel: Panel, found: list[Line], length_s: float, *, wide: int) -> None:
+    """`wide`: letters of a legend that stand side by side."""
     defaults = panel.json["fieldConfig"]["defaults"]
     custom = defaults["custom"]
     lines = sorted(found, key=lambda line: -max(value for _, value in line[1]))
@@ -158,7 +160,7 @@ def _draw_series(axes: Any, panel: Panel, found: list[Line], length_s: float) ->
     if rest:
         most = max(value for _, points in rest for _, value in points)
         axes.plot([], [], color=GREY, label=f"{len(rest)} more, {_format(panel)(most)} at most")
-    top = defaults.get("max", 1.08 * _highest(axes) or 1.0)
+    top = 1.04 * defaults.get("max", _highest(axes) or 1.0)
     axes.set_ylim(-0.03 * top if "min" in defaults else axes.get_ylim()[0], top)  # a line at 0 is to be seen
     axes.set_xlim(0, length_s)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=defaults.get("decimals") == 0))
@@ -172,7 +174,8 @@ def _draw_series(axes: Any, panel: Panel, found: list[Line], length_s: float) ->
     handles, names = axes.get_legend_handles_labels()
     if not stacked:
         handles, names = _as_named(handles, names, named)
-    axes.legend(handles, names, fontsize=6, ncol=len(names) if len(names) <= 4 else 3, frameon=False,
+    columns = max(1, min(len(names), 4, wide // (max(map(len, names)) + 5)))
+    axes.legend(handles, names, fontsize=6, ncol=columns, frameon=False,
                 loc="upper center", bbox_to_anchor=(0.5, -0.1), columnspacing=1, handlelength=1.2)  # fmt: skip
 
 
