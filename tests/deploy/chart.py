@@ -56,11 +56,16 @@ def merged(*parts: Values) -> dict[str, Any]:
     return result
 
 
+@functools.cache
+def _load(chart: Path, _version: str) -> helm_python.Chart:
+    return helm_python.Chart.load(chart)
+
+
 def render(values: Values, *, chart: Path = CHART, release: str = RELEASE) -> list[Document]:
     """The objects of `helm template`: values are checked against the schema first. Raises HelmError."""
-    with helm_python.Chart.load(chart) as loaded:
-        loaded.validate_schema(loaded.merge_values(dict(values)))
-        files = loaded.render(dict(values), name=release, namespace=NAMESPACE)
+    loaded = _load(chart, (chart / "Chart.yaml").read_text())
+    loaded.validate_schema(loaded.merge_values(dict(values)))
+    files = loaded.render(dict(values), name=release, namespace=NAMESPACE)
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
     documents = [document for text in texts for document in yaml.load_all(text, _NoDuplicates)]
     return [document for document in documents if document]

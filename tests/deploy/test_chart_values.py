@@ -62,6 +62,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "sends them so; set tls.existingSecret too",
     ),
     (
+        {"config": {"runtime": {"metrics_tls": True}}},
+        "config.runtime.metrics_tls is true and there is no certificate: set tls.existingSecret",
+    ),
+    (
         {"config": {"gateway": {"drain_s": 60}, "runtime": {"shutdown_grace_s": 30}}},
         "config.gateway.drain_s is 60, and with the 4 s for closing it does not fit into "
         "config.runtime.shutdown_grace_s, 30: leave shutdown_grace_s out, or set at least 64",

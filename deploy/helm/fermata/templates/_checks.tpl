@@ -8,6 +8,10 @@
 {{- fail "tokens.existingSecret is set and tls.existingSecret is not: tokens would travel in clear, and no process sends them so; set tls.existingSecret too" -}}
 {{- end -}}
 
+{{- if and $settings.runtime.metrics_tls (not ($settings.runtime.tls | default dict).cert_file) -}}
+{{- fail "config.runtime.metrics_tls is true and there is no certificate: set tls.existingSecret" -}}
+{{- end -}}
+
 {{- /* The ends of the processes. */ -}}
 {{- $grace := $settings.runtime.shutdown_grace_s -}}
 {{- if and $values.gateway.enabled (lt ($grace | float64) (include "fermata.gatewayNeeds" . | float64)) -}}
