@@ -49,7 +49,7 @@ class Backend:
         dns: str | None = None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`dns`: the host that the address was looked up by. `on_lost` is told when the connection breaks."""
+        """`dns`: the host that the address was looked up by. `on_lost` is told when it takes calls no more."""
         self.pool = pool
         self.address = address
         self.changed = Signal()
@@ -59,8 +59,7 @@ class Backend:
         """The pool's name does not give this address any more: what runs here goes on, nothing new comes."""
         self.twin_of: str | None = None
         """The address at which the same instance takes its calls."""
-        self.described: tool_pb2.DescribeResponse | None = None
-        """The last Describe ever heard at this address (kept while it is down, for the catalogue)."""
+        self.described = None
         self._timeouts = timeouts
         self._on_change = on_change
         self._serving = False
@@ -74,6 +73,20 @@ class Backend:
         self._channel = open_channel(address, runtime, keepalive=False, server_name=dns)
         self.stub = tool_pb2_grpc.ToolBackendServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    @property
+    def described(self) -> tool_pb2.DescribeResponse | None:
+        """The last Describe ever heard at this address (kept while it is down, for the catalogue)."""
+        return self._described
+
+    @described.setter
+    def described(self, described: tool_pb2.DescribeResponse | None) -> None:
+        self._described = described
+        self.specs: dict[str, tool_pb2.ToolSpec] = {}
+        """Its tools by name, of two with one name the first."""
+        for spec in described.tools if described is not None else ():
+            self.specs.setdefault(spec.name, spec)
+        self._instance_id = described.instance_id if described is not None else None
 
     @property
     def connected(self) -> bool:
@@ -104,7 +117,7 @@ class Backend:
     @property
     def instance_id(self) -> str | None:
         """Who answers at this address now; None while nobody does."""
-        return self.described.instance_id if self._connected and self.described is not None else None
+        return self._instance_id if self._connected else None
 
     @property
     def features(self) -> frozenset[str]:
@@ -114,11 +127,6 @@ class Backend:
     def retention_s(self) -> float:
         """For how long a key is remembered there; one that declares nothing promises nothing."""
         return self.described.journal.retention_ms / 1000 if self.described is not None else 0.0
-
-    def spec(self, tool: str) -> tool_pb2.ToolSpec | None:
-        if self.described is None:
-            return None
-        return next((spec for spec in self.described.tools if spec.name == tool), None)
 
     def has_room(self, spec: tool_pb2.ToolSpec) -> bool:
         return not spec.max_concurrency or self.in_flight_by_tool[spec.name] < spec.max_concurrency
@@ -214,6 +222,8 @@ class Backend:
                     self._serving = serving
                     _log.info("backend serves again" if serving else "backend drains", address=self.address)
                     self._tell()
+                    if not serving:
+                        self._on_lost()
             return "the health watch ended"
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:

@@ -74,6 +74,8 @@ class Backends:
         """By address; those of a name come and go."""
         self._builder = CatalogueBuilder()
         self.tools: dict[str, Tool] = {}
+        self._serving: dict[str, list[Backend]] = {}
+        """Of each tool, the backends to which its calls go; made anew at each change."""
         self.version = 0
         """Raised whenever `tools` changes in what clients see."""
         self._shown: object = None
@@ -185,7 +187,7 @@ class Backends:
             await self.changed.wait()
 
     def _suspect_pools(self, name: str) -> set[str]:
-        serving = {backend.pool for backend in self.backends.values() if backend.spec(name) is not None}
+        serving = {backend.pool for backend in self.backends.values() if name in backend.specs}
         return serving | (self._pools.keys() - self._described_pools())
 
     def _described_pools(self) -> set[str]:
@@ -196,18 +198,16 @@ class Backends:
         tool = self.tools.get(name)
         if tool is None:
             return None
-        candidates = [
-            backend
-            for address in tool.addresses
-            if (backend := self.backends[address]).serving and backend.has_room(tool.spec)
-        ]
+        candidates = self._serving[name]
+        if tool.spec.max_concurrency:
+            candidates = [backend for backend in candidates if backend.has_room(tool.spec)]
         if not candidates:
             return None
-        for backend in candidates:
-            if backend.address == prefer:
-                return self._take(backend, tool)
-        others = [backend for backend in candidates if backend.address != avoid] or candidates
-        two = self._rng.sample(others, 2) if len(others) > 2 else others
+        if prefer is not None and (preferred := self.backends.get(prefer)) in candidates and preferred is not None:
+            return self._take(preferred, tool)
+        if avoid is not None:
+            candidates = [backend for backend in candidates if backend.address != avoid] or candidates
+        two = self._rng.sample(candidates, 2) if len(candidates) > 2 else candidates
         return self._take(min(two, key=lambda backend: backend.in_flight), tool)
 
     def _take(self, backend: Backend, tool: Tool) -> Lease:
@@ -236,13 +236,17 @@ class Backends:
 
     def _on_change(self) -> None:
         described = [
-            Described(b.address, b.connected and not b.leaving, b.serving, tuple(b.described.tools))
+            Described(b.address, b.connected and not b.leaving, b.serving, tuple(b.specs.values()))
             for pool in self._pools
             for b in self._listed(pool)
             if b.described is not None
         ]
         before = set(self.tools)
         self.tools, complaints = self._builder.build(described)
+        self._serving = {
+            name: [backend for address in tool.addresses if (backend := self.backends[address]).serving]
+            for name, tool in self.tools.items()
+        }
         for name in before.difference(self.tools):
             BACKEND_SERVING.labels(tool=name).set(0)
         for complaint in complaints:

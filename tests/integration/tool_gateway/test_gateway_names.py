@@ -12,6 +12,8 @@ import pytest
 from fermata.v1 import tool_pb2
 from gateway_world import Process, World, call, client, free_port, until, until_shown, value
 
+from fermata_cli.cluster.certificates import Authority, Pem
+from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.client import CallOptions, Earlier, Result, ToolGateway
 
 pytestmark = pytest.mark.integration
@@ -26,6 +28,11 @@ TOOLS = ("tests.support.noted_tools:pay", "tests.support.noted_tools:echo")
 def pool(port: int, name: str = "calc", resolve_s: float = 0.2, **more: object) -> str:
     fields = ", ".join(f"{key}: {value}" for key, value in more.items())
     return f"{{name: {name}, dns: '{name}:{port}', resolve_s: {resolve_s}{', ' + fields if fields else ''}}}"
+
+
+def tls(authority: Authority, shown: Pem) -> list[str]:
+    files = {"ca_file": authority.ca_file, "cert_file": shown.cert, "key_file": shown.key}
+    return [word for key, path in files.items() for word in ("--set", f"runtime.tls.{key}={path}")]
 
 
 async def until_backends(gateway: Process, state: str, count: int, name: str = "calc") -> None:
@@ -231,6 +238,25 @@ async def test_one_instance_at_two_addresses_is_one_backend(world: World) -> Non
         await until_backends(gateway, "leaving", 1)
         await until_backends(gateway, "serving", 1)
         assert (await call(gw, "run/t/0/0/2", tool="pay", text="x")).outcome == OK
+
+
+async def test_the_certificate_of_an_address_must_carry_the_name(world: World) -> None:
+    authority = Authority(world.folder)
+    shown = authority.issue("backend", hosts=("calc",), ips=())
+    own = authority.issue("gateway")
+    backend = await world.sdk_backend(*TOOLS, *tls(authority, shown), host="127.0.0.2")
+    other = await world.sdk_backend(*TOOLS, *tls(authority, shown), port=backend.port, host="127.0.0.3")
+    world.give(calc=["127.0.0.2"], search=["127.0.0.3"])
+    pools = f"[{pool(backend.port)}, {pool(backend.port, 'search')}]"
+    gateway = await world.gateway_by_name(pools, *tls(authority, own)[1::2])
+    runtime = RuntimeSettings.model_validate({"tls": {"ca_file": authority.ca_file}})
+    async with client(gateway.address, runtime=runtime) as gw:
+        result = await call(gw, "run/t/0/0/0", tool="pay", text="x")
+        assert (result.outcome, result.instance_id) == (OK, backend.ready["instance_id"])
+        told = f"waiting for the tool backend at {other.address}: start it, or take it out of the records of search"
+        await until(lambda: told in gateway.log())
+        assert "Hostname Verification Check failed" in gateway.log()
+        await until_backends(gateway, "down", 1, "search")
 
 
 async def test_the_systems_own_resolver_is_asked(world: World) -> None:
