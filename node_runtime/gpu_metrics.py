@@ -29,9 +29,9 @@ _CLOSE_S: Final = 1.0
 _LABELS: Final = ("gpu", "model")
 _MEANINGS: Final = {
     "utilization_ratio": "Share of the last sample period (1 s or less) in which the GPU ran a kernel",
-    "memory_used_bytes": "Memory of the GPU in use by anybody, with what the driver reserves",
+    "memory_used_bytes": "Memory of the GPU in use, by any process, with what its driver reserves",
     "memory_total_bytes": "Memory of the GPU",
-    "power_watts": "Power the GPU draws",
+    "power_watts": "Power that the GPU draws",
 }
 
 log = get_logger("node_runtime.gpu_metrics")
@@ -51,15 +51,18 @@ class GpuMetrics(Collector):
     Made once per process beside its other metrics; shown from `start` to `stop`.
     """
 
-    def __init__(self, prefix: str, registry: CollectorRegistry = prometheus_client.REGISTRY) -> None:
+    def __init__(
+        self, prefix: str, *, registry: CollectorRegistry = prometheus_client.REGISTRY, wait_s: float = WAIT_S
+    ) -> None:
         self._prefix = prefix
         self._registry = registry
+        self._wait_s = wait_s
         self._readings: LatestReadings | None = None
 
     def start(self) -> None:
         """From now on they are on the page. NVML is not touched before the first scrape."""
         # As CUDA does, which reads its variables once: an engine may set them for its workers later.
-        self._readings = LatestReadings(NvmlReader(dict(os.environ)))
+        self._readings = LatestReadings(NvmlReader(dict(os.environ)), wait_s=self._wait_s)
         self._registry.register(self)
 
     def stop(self) -> None:

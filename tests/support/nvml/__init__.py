@@ -3,8 +3,7 @@
 Owns a libnvidia-ml.so.1 of our own that answers from a recording (playback.c), found by the dynamic loader where
 LD_LIBRARY_PATH names its folder: what asks NVML notices nothing, and every structure really crosses into C and back.
 
-    playback = Playback(build(folder), folder, load(TWO_H100))
-    subprocess.run([...], env={**os.environ, **playback.environment()})
+    subprocess.run([...], env={**os.environ, **recorded_nvml(folder)})
 
 vLLM for CPUs asks the same library, and stays on the CPU: its platform wants NVML and a build for CUDA.
 """
@@ -41,7 +40,7 @@ def build(folder: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, compilers)), None)
     if compiler is None:
         raise RuntimeError(
-            f"the NVML playback needs a C compiler and {' and '.join(compilers)} are not on PATH: "
+            f"the NVML playback needs a C compiler, and of {', '.join(compilers)} none is on PATH: "
             "install one (Debian: gcc and libc6-dev) or name it in CC"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +52,11 @@ def build(folder: Path) -> Path:
     if done.returncode != 0 or done.stderr:
         raise RuntimeError(f"{compiler} could not make the NVML playback cleanly: {done.stderr.strip()}")
     return library
+
+
+def recorded_nvml(folder: Path, recording: Path = TWO_H100) -> dict[str, str]:
+    """What to add to a process's environment, so that NVML answers it as recorded; the library lies in `folder`."""
+    return Playback(build(folder), folder, load(recording)).environment()
 
 
 def load(recording: Path) -> Recording:
