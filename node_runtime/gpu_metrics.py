@@ -3,7 +3,8 @@
 Invariant: a scrape waits for NVML no longer than its bound and never fails of it, whatever NVML does; what was not
 measured is absent, never 0. At most one thread asks NVML at a time, so a call that hangs holds one thread and no more.
 
-An answer serves all scrapes of the next second: the driver itself takes a sample of the utilisation no more often.
+An answer serves all scrapes of the next second: the driver itself takes samples of the utilisation over up to a second.
+NVML starts with the first scrape; what processes this one starts then are spawned, not forked, and share nothing of it.
 """
 
 from __future__ import annotations

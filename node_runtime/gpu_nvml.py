@@ -7,11 +7,11 @@ is there; every lasting fault is logged once, and once more when it is over.
 Used by one thread: a call may hang in the driver for as long as it likes.
 
 Sources: NVIDIA's NVML API Reference. nvmlUtilization_t: per cent of the last sample period, 1/6 s to 1 s, in which a
-kernel ran; not supported in MIG mode. nvmlMemory_t (version 1): bytes, `used` holds what the driver reserves, so that
-used and free make the total and memory runs out at 1; of version 2 documents and drivers do not agree whether its
-`used` does. nvmlDeviceGetPowerUsage: milliwatts, a mean over one second since Ampere, except GA100, which gives the
-moment. nvmlDeviceGetCount_v2 counts GPUs that this process may not touch; those CUDA does not see. NVML counts by PCI
-address. nvmlInit and nvmlShutdown count references, so others in this process may use NVML too.
+kernel ran; not supported in MIG mode. nvmlMemory_t (version 1): bytes, `used` holds what the driver reserves, so used
+and free make the total and used / total tells how near the end is; whether the `used` of version 2 holds it too,
+documents and drivers do not agree. nvmlDeviceGetPowerUsage: milliwatts, a mean over one second since Ampere, except
+GA100, which gives the moment. nvmlDeviceGetCount_v2 counts also GPUs that this process may not touch, which CUDA does
+not see. nvmlInit and nvmlShutdown count references, so others in this process may use NVML as well.
 """
 
 from __future__ import annotations
