@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz on a port of their own.
+"""/metrics, and /startupz, /healthz and /readyz for probes, on a port of their own.
 
 Invariant: answering runs on threads of its own and touches no event loop, so a busy or hanging loop still shows its
 metrics; a client costs one of a bounded number of threads for a bounded time, whatever it sends or leaves out.
@@ -84,11 +84,13 @@ class _App:
         if path in ("/", "/metrics"):
             answer: Iterable[bytes] = self._metrics(environ, start_response)
             return answer
+        if path == "/startupz":
+            return _judge(start_response, self._health.why_not_started() if self._health else None)
         if path == "/healthz":
             return _judge(start_response, self._health.why_dead() if self._health else None)
         if path == "/readyz":
             return _judge(start_response, self._health.why_not_ready() if self._health else None)
-        return _say(start_response, "404 Not Found", "here are /metrics, /healthz and /readyz")
+        return _say(start_response, "404 Not Found", "here are /metrics, /startupz, /healthz and /readyz")
 
 
 def _judge(start_response: Any, why_not: str | None) -> Iterable[bytes]:

@@ -54,10 +54,14 @@ class ProcessHealth:
             f"the event loop has not turned for {silent_s:.0f} s, more than runtime.liveness_s ({self._liveness_s:g})"
         )
 
+    def why_not_started(self) -> str | None:
+        """None once it has begun to serve, whatever has become of it since: whoever waits for a start waits no more."""
+        return None if self._ready else "the process is starting"
+
     def why_not_ready(self) -> str | None:
         """None where new work is welcome."""
         if self._stopping:
             return "the process is stopping"
-        if not self._ready:
-            return "the process is starting"
+        if (starting := self.why_not_started()) is not None:
+            return starting
         return self.why_dead() or self._out_of_service

@@ -61,6 +61,7 @@ def test_probes_follow_the_life_of_a_process() -> None:
     with serving(PLAIN, health) as port:
         assert ask(port, "/healthz") == (200, "ok")
         assert ask(port, "/readyz") == (503, "the process is starting")
+        assert ask(port, "/startupz") == (503, "the process is starting")
         loop = asyncio.new_event_loop()
         health.beat_on(loop)
         clock.now += 1000  # an import or a model that loads on the loop
@@ -70,6 +71,7 @@ def test_probes_follow_the_life_of_a_process() -> None:
         assert ask(port, "/readyz") == (200, "ok")
         health.serving("its weights failed the proof")
         assert ask(port, "/readyz") == (503, "its weights failed the proof")
+        assert ask(port, "/startupz") == (200, "ok")
         assert ask(port, "/healthz") == (200, "ok")
         health.serving(None)
         assert ask(port, "/readyz") == (200, "ok")
@@ -109,7 +111,7 @@ async def test_a_loop_that_hangs_is_seen_to_hang_and_to_go_on() -> None:
 
 def test_other_paths_and_methods_are_told() -> None:
     with serving(PLAIN) as port:
-        assert ask(port, "/nothing") == (404, "here are /metrics, /healthz and /readyz")
+        assert ask(port, "/nothing") == (404, "here are /metrics, /startupz, /healthz and /readyz")
         assert ask(port, "/metrics", "POST") == (405, "only GET and HEAD are answered here")
         assert "# TYPE" in ask(port, "/metrics")[1]
 
