@@ -128,7 +128,7 @@ def test_every_process_is_probed(name: str) -> None:
             metrics = {"port": "metrics", "scheme": scheme}
             assert only["livenessProbe"]["httpGet"] == {"path": "/healthz", **metrics}
             assert only["readinessProbe"]["httpGet"] == {"path": "/readyz", **metrics}
-            assert only["startupProbe"]["httpGet"] == {"path": "/readyz", **metrics}
+            assert only["startupProbe"]["httpGet"] == {"path": "/startupz", **metrics}
         startup = only["startupProbe"]
         budget = startup["failureThreshold"] * startup["periodSeconds"]
         assert budget >= (1200 if role == "rollout" else 60)

@@ -90,7 +90,7 @@ spec:
         - name: {{ $name }}
           containerPort: {{ $port | int }}
         {{- end }}
-      {{- include "fermata.probes" . | nindent 6 }}
+      {{- include "fermata.probes" . | trim | nindent 6 }}
       {{- if $role.preStopSeconds }}
       lifecycle:
         preStop:
@@ -106,11 +106,14 @@ spec:
     {{- include "fermata.volumes" . | nindent 4 }}
 {{- end -}}
 
-{{/* The budget of the startup probe is the process's own; until it has passed, the others do not ask. */}}
+{{/*
+The budget of the startup probe is the process's own; until it has passed, the others do not ask. A rollout node has
+started long before it is ready, which takes a trainer to give it weights.
+*/}}
 {{- define "fermata.probes" -}}
 {{- $probes := .root.Values.probes -}}
 {{- $scheme := .settings.runtime.metrics_tls | default false | ternary "HTTPS" "HTTP" -}}
-{{- range $probe, $path := dict "startup" "/readyz" "liveness" "/healthz" "readiness" "/readyz" }}
+{{- range $probe, $path := dict "startup" "/startupz" "liveness" "/healthz" "readiness" "/readyz" }}
 {{ $probe }}Probe:
   {{- if eq $.container.probe "http" }}
   httpGet: {path: {{ $path }}, port: metrics, scheme: {{ $scheme }}}
