@@ -13,6 +13,7 @@ from typing import Any, Final
 from prometheus_client.metrics import MetricWrapperBase
 
 from fermata_cli.reference.tables import code, table
+from node_runtime.gpu_metrics import GpuMetrics
 
 INTRO = """\
 # Metrics
@@ -21,10 +22,11 @@ INTRO = """\
 
 Every process serves its metrics, in Prometheus' form, at `/metrics` of the address that `runtime.metrics_host` and
 `runtime.metrics_port` [name](settings.md#runtime); they are off without a port, and a port of 0 takes a free one, which
-the process's ready line tells. Labels hold names of tools and pools, states, and
-[outcomes and faults](trajectory.md#outcomes), never ids. Names ending in `_seconds` are in seconds, `_bytes` in bytes,
-`_ratio` from 0 to 1. A histogram `x` is stored as `x_bucket`, `x_sum` and `x_count`. Beside them stand `python_…` and
-`process_…` of the Python client.
+the process's ready line tells. `/healthz` and `/readyz` stand beside it ([deploy](deploy.md#probes)).
+
+Labels hold names of tools and pools, states, and [outcomes and faults](trajectory.md#outcomes), never ids. Names ending
+in `_seconds` are in seconds, `_bytes` in bytes, `_ratio` from 0 to 1. A histogram `x` is stored as `x_bucket`, `x_sum`
+and `x_count`. GPU metrics are there where a GPU is. Beside them stand `python_…` and `process_…` of the Python client.
 """
 
 # The modules that make the metrics of each process, in the order of the page. They import neither torch nor vLLM.
@@ -75,8 +77,10 @@ def as_data() -> list[dict[str, Any]]:
 
 
 def _of_module(process: str, module: str) -> Iterator[Measured]:
-    made = (value for value in vars(importlib.import_module(module)).values() if isinstance(value, MetricWrapperBase))
-    for metric in dict.fromkeys(made):
-        for family in metric.describe():
+    found = vars(importlib.import_module(module)).values()
+    for collector in dict.fromkeys(v for v in found if isinstance(v, MetricWrapperBase | GpuMetrics)):
+        for family in collector.describe():
             name = family.name + ("_total" if family.type == "counter" else "")
-            yield Measured(process, name, family.type, metric._labelnames, family.documentation.rstrip("."))
+            # The families of prometheus_client's own metrics do not know their labels, those of a collector of ours do.
+            labels = (collector if isinstance(collector, MetricWrapperBase) else family)._labelnames
+            yield Measured(process, name, family.type, tuple(labels), family.documentation.rstrip("."))

@@ -46,3 +46,4 @@ def test_labels_are_those_of_the_metric() -> None:
     assert by_name["fermata_gateway_calls_total"].labels == ("tool", "outcome", "fault")
     assert by_name["fermata_gateway_calls_total"].type == "counter"
     assert by_name["fermata_trainer_logprob_diff_mean"].labels == ()
+    assert by_name["fermata_rollout_gpu_power_watts"].labels == ("gpu", "model")

@@ -14,11 +14,9 @@ from node_runtime.settings import load
 from tests.support.pages import ROOT, blocks, without_blocks
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = sorted(
-    path
-    for folder in ("docs", "fermata_cli", "deploy", "examples", "tests", "bench")
-    for path in (ROOT / folder).rglob("*.md")
-) + [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+FOLDERS = ("docs", "fermata_cli", "deploy", "examples", "tests", "bench")
+PAGES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))]
+PAGES += [ROOT / "README.md", ROOT / "CHANGELOG.md"]
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 SETTINGS = [(page, block) for page in DOCS for block in blocks(page) if block.language == "yaml" and not block.note]
 

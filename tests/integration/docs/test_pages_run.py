@@ -1,4 +1,4 @@
-"""What docs/first-tool.md and the README tell a tool's author to type does what they say, on real processes."""
+"""What the pages and the README tell a tool's author to type does what they say, on real processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.pages import ROOT, Block, blocks
 from tool_backend.loading import load_tools
 from tool_backend.settings import BackendSettings
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 FIRST_TOOL = ROOT / "docs" / "first-tool.md"
 
 
@@ -87,6 +87,10 @@ class Shell:
         if "gateway.port" not in text:
             text = text.replace("-m tool_gateway", f"-m tool_gateway --set gateway.port={self._ports['7000']}")
         return text
+
+    def use_free_ports(self, file: Path) -> None:
+        """In a settings file of the page."""
+        file.write_text(file.read_text().replace("7020", self._ports["7020"]))
 
     def status_of_jobs(self) -> int:
         """Waits for both processes of a page; 0 where both left in order."""
@@ -169,5 +173,24 @@ def test_the_tool_of_the_readme_runs(folder: Path, shell: Shell) -> None:
     status, printed = shell.run(commands)
     assert status == 0, printed
     assert "3" in printed.splitlines()
+    shell.run(Block("sh", "", "kill %1 %2"))
+    assert shell.status_of_jobs() == 0
+
+
+def test_certificates_by_hand_secure_the_tool(folder: Path, shell: Shell) -> None:
+    """The commands of docs/security.md, openssl's among them."""
+    page = blocks(ROOT / "docs" / "security.md")
+    write_files(blocks(FIRST_TOOL) + page, folder)
+    shell.use_free_ports(folder / "secure.yaml")
+    printed = ""
+    for block in page:
+        if block.language == "sh" and not block.note:
+            status, printed = shell.run(block)
+            assert status == 0, printed
+    assert "408" in printed.splitlines()
+    listing = ".venv/bin/fermata tools list --wait 2"
+    for refused in (listing, f"{listing} --config secure.yaml --set runtime.tokens.send_file=null"):
+        status, printed = shell.run(Block("sh", "", refused))
+        assert (status, printed.startswith("fermata: ")) == (3, True), printed
     shell.run(Block("sh", "", "kill %1 %2"))
     assert shell.status_of_jobs() == 0
