@@ -69,6 +69,8 @@ class Backend:
         self._holders = 0
         self._used_at = time.monotonic()
         self._down_since = time.monotonic()
+        self._lost = False
+        """The connection broke, and why has not been told yet."""
         self._reminded_at = 0.0
         self._channel = open_channel(address, runtime, keepalive=False, server_name=dns)
         self.stub = tool_pb2_grpc.ToolBackendServiceStub(self._channel)
@@ -174,6 +176,7 @@ class Backend:
                     failures = 0
                     why = await self._watch()
                 except grpc.aio.AioRpcError as error:
+                    self._drop()
                     why = error_sentence(error)
                 except (UnusableBackend, asyncio.InvalidStateError) as error:
                     why = str(error)
@@ -238,11 +241,19 @@ class Backend:
             await self._channel.wait_for_state_change(state)
         return "the connection was lost"
 
+    def _drop(self) -> None:
+        if self._connected:
+            self._connected = False
+            self._down_since = time.monotonic()
+            self._lost = True
+            self._tell()
+            self._on_lost()
+
     def _set_down(self, why: str) -> None:
+        self._drop()
         now = time.monotonic()
-        was_connected, self._connected = self._connected, False
-        if was_connected:
-            self._down_since = now
+        if self._lost:
+            self._lost = False
             _log.warning("backend lost", pool=self.pool, address=self.address, why=why, leaving=self.leaving)
         if now - self._reminded_at >= _REMIND_S and not self.leaving:
             self._reminded_at = now
@@ -253,9 +264,6 @@ class Backend:
                 down_s=round(now - self._down_since, 1),
                 why=why,
             )
-        if was_connected:
-            self._tell()
-            self._on_lost()
 
     def _tell(self) -> None:
         self.changed.raise_()
