@@ -115,6 +115,25 @@ def test_every_container_is_confined(name: str) -> None:
         assert {"/tmp", "/home/fermata", "/var/lib/fermata"} <= writable
 
 
+@pytest.mark.parametrize("name", ["default", "cpu", "tls"])
+def test_a_namespace_may_enforce_the_restricted_standard(name: str) -> None:
+    """What test_every_container_is_confined leaves of it: kinds of volumes, ports of the host, added capabilities."""
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    for pod in pod_specs(rendered(name)).values():
+        assert {kind for volume in pod["volumes"] for kind in volume if kind != "name"} <= allowed
+        assert not any("hostPort" in port for port in container(pod).get("ports", ()))
+        assert "add" not in container(pod)["securityContext"]["capabilities"]
+
+
 @each_file
 def test_every_process_is_probed(name: str) -> None:
     for role, pod in pod_specs(rendered(name)).items():
@@ -241,6 +260,12 @@ def test_who_may_reach_what() -> None:
     assert allowed("rollout", "grpc") == allowed("rollout", "40001") == {"trainer", "rollout"}
     assert allowed("trainer", "40001") == {"rollout"}
     assert all("all" in allowed(target, "metrics") for target in policies)
+
+
+def test_a_release_may_have_no_tools_and_no_dashboards() -> None:
+    documents = render({"tools": [], "dashboards": {"enabled": False}})
+    assert {component(d) for d in of_kind(documents, "ConfigMap")} == {"config"}
+    assert set(workloads(documents)) == {"gateway", "rollout", "trainer"}
 
 
 def test_disruption_budgets_are_for_more_than_one_pod() -> None:

@@ -33,12 +33,10 @@
 {{- fail (printf "rollout.gpus is %d, and config.rollout.engine asks for %d (tensor_parallel_size %d × pipeline_parallel_size %d): make them equal" ($values.rollout.gpus | int) (mul $tensor $stages) $tensor $stages) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name := list "gateway" "rollout" "trainer" "toolDefaults" -}}
+{{- range $name := list "rollout" "trainer" -}}
 {{- $resources := (index $values $name).resources | default dict -}}
 {{- if or (hasKey ($resources.limits | default dict) $values.gpuResource) (hasKey ($resources.requests | default dict) $values.gpuResource) -}}
-{{- if has $name (list "rollout" "trainer") -}}
 {{- fail (printf "%s.resources names %s: say it with %s.gpus alone" $name $values.gpuResource $name) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and $values.trainer.enabled $values.rollout.enabled -}}
@@ -81,11 +79,11 @@
 {{- end -}}
 {{- end -}}
 
-{{- include "fermata.toolChecks" (dict "root" . "settings" $settings) -}}
+{{- include "fermata.toolChecks" . -}}
 {{- end -}}
 
 {{- define "fermata.toolChecks" -}}
-{{- $root := .root -}}
+{{- $root := . -}}
 {{- $known := dict -}}
 {{- range (include "fermata.tools" $root | fromYaml).tools -}}
 {{- if hasKey $known .name -}}
@@ -106,8 +104,8 @@
 {{- fail (printf "tools, %s: the kubelet's gRPC probe speaks no TLS: set probe to http, or to tcp" .name) -}}
 {{- end -}}
 {{- end -}}
-{{- range .settings.gateway.pools | default list -}}
-{{- if and (not .dns) (hasKey $known .name) -}}
+{{- range $root.Values.config.gateway.pools | default list -}}
+{{- if hasKey $known .name -}}
 {{- fail (printf "config.gateway.pools has a pool named %s, and so have tools: give one of them another name" .name) -}}
 {{- end -}}
 {{- end -}}
