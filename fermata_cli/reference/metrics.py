@@ -22,7 +22,7 @@ INTRO = """\
 
 Every process serves its metrics, in Prometheus' form, at `/metrics` of the address that `runtime.metrics_host` and
 `runtime.metrics_port` [name](settings.md#runtime); they are off without a port, and a port of 0 takes a free one, which
-the process's ready line tells. `/healthz` and `/readyz` stand beside it ([deploy](deploy.md#probes)).
+the process's ready line tells. `/startupz`, `/healthz` and `/readyz` stand beside it ([deploy](deploy.md#probes)).
 
 Labels hold names of tools and pools, states, and [outcomes and faults](trajectory.md#outcomes), never ids. Names ending
 in `_seconds` are in seconds, `_bytes` in bytes, `_ratio` from 0 to 1. A histogram `x` is stored as `x_bucket`, `x_sum`
