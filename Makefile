@@ -1,5 +1,5 @@
 # Each target brings what it needs up by itself. Two commands are enough: `make demo` and `make test`.
-.PHONY: demo test test-unit prometheus lint format protos clean help
+.PHONY: demo test test-unit prometheus notebooks lint format protos clean help
 SHELL := /bin/bash
 VENV := .venv/.installed
 PROTOS_VENV := .venv-protos/.installed
@@ -9,6 +9,7 @@ help:
 	@echo "make demo       train the demo model on a local cluster; leaves runs/demo/ (ARGS='--seed 1' passes flags on)"
 	@echo "make test       all tests: unit, and integration on real processes and real vLLM (ARGS='-k gateway' passes flags on)"
 	@echo "make test-unit  the quick ones: no processes, no engine"
+	@echo "make notebooks  run the notebooks of examples/notebooks/ and write them with their outputs"
 	@echo "make lint       ruff, mypy --strict (node_runtime, tool_gateway, tool_backend), buf lint and breaking, regenerated stubs compared"
 	@echo "make format     ruff format and the fixes ruff knows"
 	@echo "make protos     regenerate the stubs after a change of protos/"
@@ -26,6 +27,9 @@ prometheus:
 
 test-unit: $(VENV)
 	.venv/bin/python -m pytest -m "not integration and not vllm" $(ARGS)
+
+notebooks: $(VENV)
+	.venv/bin/python scripts/notebooks.py
 
 lint: $(VENV) $(PROTOS_VENV)
 	.venv/bin/ruff check .

@@ -25,6 +25,8 @@ _MARK = "C_TEST_MARK"
 class Fermata:
     """One `fermata` command. Use as a context manager: what is left at its end is killed."""
 
+    program: Sequence[str] = ("-m", "fermata_cli")
+
     def __init__(self, *arguments: str, folder: Path, env: dict[str, str] | None = None) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = folder
@@ -32,7 +34,7 @@ class Fermata:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("FERMATA_")}
         with self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fermata_cli", *arguments],
+                [sys.executable, *self.program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=err,
