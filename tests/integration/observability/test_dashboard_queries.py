@@ -14,7 +14,7 @@ import pytest
 from scripts.dashboard_picture import draw
 from tests.integration.cluster.processes import Fermata, sets
 from tests.support.dashboard import Dashboard, Target
-from tests.support.nvml import TWO_H100, Playback, build, load
+from tests.support.nvml import recorded_nvml
 from tests.support.prometheus import Prometheus, check_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.vllm, pytest.mark.timeout(420)]
@@ -50,9 +50,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
     run_dir = folder / "demo"
     config = run_dir / "prometheus.yml"
-    nvml = Playback(build(folder / "nvml"), folder, load(TWO_H100))
     arguments = ("demo", "--tls", "--runs", str(folder), "--steps", str(STEPS), *SMALL)
-    with Fermata(*arguments, folder=folder, env=nvml.environment()) as command:
+    with Fermata(*arguments, folder=folder, env=recorded_nvml(folder)) as command:
         command.until(config.exists, 60, "it left no prometheus.yml")
         promtool = check_config(config)
         with Prometheus(config, run_dir / "prometheus") as prometheus:
@@ -117,7 +116,8 @@ def test_the_answers_agree_with_what_the_run_says_of_itself(watched: Watched) ->
     assert STEPS - 5 <= ask(f"max_over_time(fermata_trainer_steps_total{span})") <= STEPS
     assert ask(f"min_over_time(fermata_trainer_eval_accuracy{span})") == pytest.approx(summary["accuracy_before"])
     good = ask(f'sum(max_over_time(fermata_gateway_calls_total{{outcome="OK"}}{span}))')
-    assert 0.8 * summary["calls"]["OK"] <= good <= summary["calls"]["OK"]
+    # The last scrape was before the end, and calls of trajectories that were not used are not in the summary.
+    assert good == pytest.approx(summary["calls"]["OK"], rel=0.15)
 
 
 def test_the_picture_of_it_can_be_drawn(watched: Watched) -> None:
