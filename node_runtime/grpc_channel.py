@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -19,6 +19,7 @@ from node_runtime.addresses import is_unix, split
 from node_runtime.credentials import auth_metadata, channel_credentials, check_token_stays_here
 from node_runtime.errors import EXIT_UNAVAILABLE, NodeError
 from node_runtime.grpc_options import CHANNEL_OPTIONS, KEEPALIVE_OPTIONS
+from node_runtime.handshake import refusal
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.token_channel import TokenChannel
 
@@ -28,6 +29,26 @@ _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 def error_sentence(error: grpc.aio.AioRpcError) -> str:
     """The status of a failed RPC: its code and what the peer, or gRPC itself, said of it."""
     return f"{error.code().name}: {error.details() or 'no detail'}"
+
+
+_CUT_OFF: Final = ("handshake", "verification", "socket closed", "reset by peer")
+
+
+async def told_error(
+    error: grpc.aio.AioRpcError, address: str, runtime: RuntimeSettings, server_name: str | None = None
+) -> tuple[str, bool]:
+    """The sentence of an RPC's end, and whether the peer refuses us: it is there, and trying again will not help.
+
+    Where TLS may be why a connection was cut off, the peer is asked, for a second at most.
+    """
+    details = (error.details() or "").lower()
+    if error.code() == grpc.StatusCode.UNAVAILABLE and any(word in details for word in _CUT_OFF):
+        refused = await refusal(address, runtime, server_name)
+        if refused is not None:
+            return refused, True
+    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        return f"{address} refuses this process: {error.details()}", True
+    return error_sentence(error), False
 
 
 def open_channel(
@@ -60,16 +81,18 @@ def open_channel(
 async def wait_ready(
     channel: grpc.aio.Channel,
     address: str,
+    runtime: RuntimeSettings,
     *,
     timeout_s: float,
     what: str,
+    server_name: str | None = None,
     on_wait: Callable[[str], None] | None = None,
     every_s: float = 5.0,
 ) -> None:
     """Returns once the peer answers a health check in any way (its loop is alive, not just its socket).
 
-    While it does not, `on_wait` is given a sentence after the first second and then every `every_s`. After `timeout_s`
-    raises NodeError (EXIT_UNAVAILABLE) with the last reason.
+    While it does not, `on_wait` is given a sentence after the first second and then every `every_s`. Raises NodeError
+    (EXIT_UNAVAILABLE) after `timeout_s` with the last reason, and at once where TLS keeps us out.
     """
     check = channel.unary_unary(
         _HEALTH_CHECK,
@@ -96,6 +119,10 @@ async def wait_ready(
             if error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
                 return  # NOT_FOUND, UNIMPLEMENTED, UNAUTHENTICATED: somebody is there
             reason = _one_line(error.details())
+        within_s = max(0.1, min(1.0, begun + timeout_s - time.monotonic()))
+        refused = await refusal(address, runtime, server_name, within_s=within_s)
+        if refused is not None:
+            raise NodeError(f"{what}: {refused}", EXIT_UNAVAILABLE)
         if on_wait is not None:
             on_wait(f"waiting for {what} at {address} ({time.monotonic() - begun:.0f} of {timeout_s:g} s)")
             slice_s = every_s

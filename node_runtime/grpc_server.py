@@ -7,6 +7,7 @@ without an accepted token nothing but health answers.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from node_runtime.grpc_options import SERVER_OPTIONS
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 
+_TELL_EVERY_S: Final = 30.0
 _OPEN_SERVICES: Final = ("/grpc.health.v1.Health/",)
 
 log = get_logger("node_runtime.grpc_server")
@@ -32,6 +34,8 @@ class _TokenInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, check: TokenCheck) -> None:
         self._check = check
+        self._refused = 0
+        self._tell_after = 0.0
 
     async def intercept_service(
         self,
@@ -44,12 +48,21 @@ class _TokenInterceptor(grpc.aio.ServerInterceptor):
         refusal = self._check.refusal(shown)
         if refusal is None:
             return await continuation(handler_call_details)
+        self._tell(handler_call_details.method)
 
         async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
 
         # On the wire a refusal is trailers only, whatever the method's shape; this one waits for no request.
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _tell(self, method: str) -> None:
+        """Now and then: somebody who tries again and again must not fill the log."""
+        self._refused += 1
+        now = time.monotonic()
+        if now >= self._tell_after:
+            self._tell_after = now + _TELL_EVERY_S
+            log.warning("a call without an accepted token was refused", method=method, refused_so_far=self._refused)
 
 
 class NodeServer:

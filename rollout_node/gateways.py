@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import grpc.aio
-
 from node_runtime.errors import EXIT_UNAVAILABLE, NodeError
-from node_runtime.grpc_channel import open_channel, wait_ready
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 from rollout_node.ports import ToolCaller
-from tool_gateway.client import ToolGateway
+from tool_gateway.client import ToolGateway, wait_for_gateway
 
 log = get_logger("rollout_node.gateways")
 
@@ -49,18 +46,17 @@ class RunGateways:
                 await (client.leave() if keep_calls else client.close())
 
 
-async def wait_for_gateway(
+async def wait_for_any_gateway(
     addresses: Sequence[str], runtime: RuntimeSettings, *, timeout_s: float, on_wait: Callable[[str], None]
 ) -> None:
-    """Until one of the gateways answers. NodeError (EXIT_UNAVAILABLE) where none does in time."""
-    channels: list[grpc.aio.Channel] = []
-    tasks: list[asyncio.Task[None]] = []
+    """Until one of the gateways answers and lets this node in. NodeError (EXIT_UNAVAILABLE) where none does in time."""
+    tasks = [
+        asyncio.create_task(
+            wait_for_gateway(address, runtime, timeout_s=timeout_s, on_wait=on_wait), name=f"wait for {address}"
+        )
+        for address in addresses
+    ]
     try:
-        for address in addresses:
-            channel = open_channel(address, runtime)
-            channels.append(channel)
-            wait = wait_ready(channel, address, timeout_s=timeout_s, what="a tool gateway", on_wait=on_wait)
-            tasks.append(asyncio.create_task(wait, name=f"wait for {address}"))
         failures: list[str] = []
         for finished in asyncio.as_completed(tasks):
             try:
@@ -74,5 +70,3 @@ async def wait_for_gateway(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for channel in channels:
-            await channel.close()

@@ -26,7 +26,7 @@ from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import load_for_process
 from node_runtime.spans import SpanWriter
 from rollout_node import metrics
-from rollout_node.gateways import RunGateways, wait_for_gateway
+from rollout_node.gateways import RunGateways, wait_for_any_gateway
 from rollout_node.loop import NodeLoop
 from rollout_node.outbox import Outbox
 from rollout_node.service import RolloutNodeServicer
@@ -50,7 +50,7 @@ async def serve(lifetime: Lifetime, settings: RolloutSettings) -> None:
         turns = await _unless_stopped(lifetime, asyncio.to_thread(_load_turns, settings))
         await _unless_stopped(
             lifetime,
-            wait_for_gateway(settings.gateway, runtime, timeout_s=settings.gateway_wait_s, on_wait=log.info),
+            wait_for_any_gateway(settings.gateway, runtime, timeout_s=settings.gateway_wait_s, on_wait=log.info),
         )
         with SpanWriter(runtime.spans_dir, node_id) as spans:
             async with _engine(lifetime, settings) as engine:

@@ -17,7 +17,7 @@ import grpc.aio
 from fermata.v1 import rollout_pb2 as pb
 from fermata.v1 import rollout_pb2_grpc
 
-from node_runtime.grpc_channel import error_sentence, open_channel
+from node_runtime.grpc_channel import open_channel, told_error
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 from trainer_node.settings import DispatchSettings
@@ -50,6 +50,7 @@ class NodeStream:
         self.address = address
         self.channel = open_channel(address, runtime)
         self.why_not = "not tried yet"
+        self._runtime = runtime
         self._settings = settings
         self._hello = hello
         self._listener = listener
@@ -105,7 +106,7 @@ class NodeStream:
             writer = asyncio.create_task(self._write(call), name=f"write {self.address}")
             await self._read(call)
         except grpc.aio.AioRpcError as error:
-            reason = error_sentence(error)
+            reason, _ = await told_error(error, self.address, self._runtime)
         except asyncio.InvalidStateError:
             # What grpc.aio raises for a write on a call that is over.
             reason = "the stream was over"

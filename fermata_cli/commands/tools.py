@@ -14,19 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-from fermata.v1 import gateway_pb2, gateway_pb2_grpc, tool_pb2
+from fermata.v1 import gateway_pb2, tool_pb2
 
 from fermata_cli.runtime import load_runtime
 from fermata_cli.text import printable
 from node_runtime.errors import EXIT_CHECK_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
-from node_runtime.grpc_channel import open_channel, wait_ready
 from node_runtime.keys import CallKey
 from node_runtime.outcomes import fault_name, outcome_name
 from node_runtime.runtime_settings import RuntimeSettings
-from tool_gateway.client import Result, ToolGateway
+from tool_gateway.client import Result, ToolGateway, wait_for_gateway
 
-_CATALOGUE_S = 5.0
 _WRONG_CALL = (tool_pb2.OUTCOME_INVALID_ARGS, tool_pb2.OUTCOME_UNKNOWN_TOOL, tool_pb2.OUTCOME_PARSE_ERROR)
 _TERMINAL_CHARACTERS = 1_000_000
 
@@ -83,18 +80,11 @@ async def _call(
         return result
 
 
-async def _reach(address: str, runtime: RuntimeSettings, wait_s: float) -> None:
-    channel = open_channel(address, runtime)
-    try:
-        await wait_ready(
-            channel,
-            address,
-            timeout_s=wait_s,
-            what="a tool gateway",
-            on_wait=lambda sentence: print(f"fermata: {sentence}", file=sys.stderr),
-        )
-    finally:
-        await channel.close()
+async def _reach(address: str, runtime: RuntimeSettings, wait_s: float) -> gateway_pb2.ListToolsResponse:
+    def say(sentence: str) -> None:
+        print(f"fermata: {sentence}", file=sys.stderr)
+
+    return await wait_for_gateway(address, runtime, timeout_s=wait_s, on_wait=say)
 
 
 def _write_output(result: Result) -> None:
@@ -147,7 +137,7 @@ def _as_json(result: Result) -> dict[str, Any]:
 def list_tools(*, gateway: str, wait_s: float, as_json: bool, config: Path | None, overrides: Sequence[str]) -> int:
     """One line a tool: name, backends serving of all, description; or one JSON object."""
     runtime = load_runtime(config, overrides)
-    response = asyncio.run(_list(gateway, wait_s, runtime))
+    response = asyncio.run(_reach(gateway, runtime, wait_s))
     entries = sorted(response.tools, key=lambda entry: entry.spec.name)
     if as_json:
         print(json.dumps({"tools": [_entry(entry) for entry in entries]}, ensure_ascii=False))
@@ -159,20 +149,6 @@ def list_tools(*, gateway: str, wait_s: float, as_json: bool, config: Path | Non
     if not entries:
         print(f"fermata: the gateway at {gateway} serves no tool yet: see its gateway.pools", file=sys.stderr)
     return EXIT_OK
-
-
-async def _list(address: str, wait_s: float, runtime: RuntimeSettings) -> gateway_pb2.ListToolsResponse:
-    await _reach(address, runtime, wait_s)
-    channel = open_channel(address, runtime)
-    try:
-        stub = gateway_pb2_grpc.ToolGatewayServiceStub(channel)
-        return await stub.ListTools(gateway_pb2.ListToolsRequest(), timeout=_CATALOGUE_S)
-    except grpc.aio.AioRpcError as error:
-        raise NodeError(
-            f"the gateway at {address} did not list its tools: {error.code().name} {error.details()}", EXIT_UNAVAILABLE
-        ) from None
-    finally:
-        await channel.close()
 
 
 def _entry(entry: gateway_pb2.CatalogueEntry) -> dict[str, Any]:

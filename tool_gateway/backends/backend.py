@@ -17,7 +17,7 @@ import grpc
 from fermata.v1 import tool_pb2, tool_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from node_runtime.grpc_channel import error_sentence, open_channel
+from node_runtime.grpc_channel import open_channel, told_error
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.settings import TimeoutSettings
@@ -60,6 +60,7 @@ class Backend:
         self.twin_of: str | None = None
         """The address at which the same instance takes its calls."""
         self.described = None
+        self._runtime = runtime
         self._timeouts = timeouts
         self._on_change = on_change
         self._serving = False
@@ -176,8 +177,8 @@ class Backend:
                     failures = 0
                     why = await self._watch()
                 except grpc.aio.AioRpcError as error:
-                    self._drop()
-                    why = error_sentence(error)
+                    self._drop()  # at once: to find out why may take a second
+                    why, _ = await told_error(error, self.address, self._runtime, self._dns)
                 except (UnusableBackend, asyncio.InvalidStateError) as error:
                     why = str(error)
                 self._set_down(why)

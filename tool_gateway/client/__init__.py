@@ -2,6 +2,7 @@
 
 from tool_gateway.client.gateway import ToolGateway
 from tool_gateway.client.interface import ToolCaller
+from tool_gateway.client.reach import wait_for_gateway
 from tool_gateway.client.types import CallOptions, ClientOptions, Earlier, Notice, OnEvent, Pending, Result
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "Result",
     "ToolCaller",
     "ToolGateway",
+    "wait_for_gateway",
 ]

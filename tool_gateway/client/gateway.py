@@ -19,7 +19,7 @@ import grpc
 from fermata.v1 import gateway_pb2, gateway_pb2_grpc, tool_pb2
 
 from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
-from node_runtime.grpc_channel import error_sentence, open_channel
+from node_runtime.grpc_channel import open_channel, told_error
 from node_runtime.keys import CallKey
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
@@ -76,6 +76,8 @@ class ToolGateway:
         self._wake = asyncio.Event()
         self._catalogue: Mapping[str, tool_pb2.ToolSpec] = {}
         self._why = "no connection has been made yet"
+        self._refusals: dict[str, str] = {}
+        """Gateways that are there and do not let this client in, until one does."""
         self._runner: asyncio.Task[None] | None = None
         self._fenced: str | None = None
         self._failure: NodeError | None = None
@@ -119,7 +121,8 @@ class ToolGateway:
         return self._state.session_id
 
     async def wait_connected(self, timeout_s: float) -> None:
-        """Returns once connected. Raises NodeError (EXIT_UNAVAILABLE) saying why it is not."""
+        """Returns once connected. Raises NodeError (EXIT_UNAVAILABLE) saying why it is not: after `timeout_s`, or as
+        soon as every gateway refuses this client (its certificate, its token)."""
         await self._wait(lambda: self.connected, timeout_s, lambda: self._why)
 
     async def wait_for_tools(self, names: Iterable[str], timeout_s: float) -> None:
@@ -141,6 +144,9 @@ class ToolGateway:
                         raise NodeError(self._fenced, EXIT_UNAVAILABLE)
                     if self._failure is not None:
                         raise self._failure
+                    if len(self._refusals) == len(set(self._addresses)):
+                        refused = "; ".join(f"tool gateway: {why}" for why in self._refusals.values())
+                        raise NodeError(refused, EXIT_UNAVAILABLE)
                     self._announce.clear()
                     await self._announce.wait()
         except TimeoutError:
@@ -310,7 +316,7 @@ class ToolGateway:
             welcomed = state.welcomed
             if reader.done() and not reader.cancelled() and reader.exception() is None:
                 wait_s = reader.result()
-            why = _why_ended(*tasks)
+            error = _ended_by(*tasks)
         finally:
             call.cancel()
             for task in tasks:
@@ -318,8 +324,17 @@ class ToolGateway:
             await asyncio.gather(*tasks, return_exceptions=True)
             state.disconnected()
         if not state.closed:
-            self._lost(address, why, welcomed)
+            self._lost(address, await self._told(error, address), welcomed)
         return welcomed, wait_s
+
+    async def _told(self, error: BaseException | None, address: str) -> str:
+        if not isinstance(error, grpc.aio.AioRpcError):
+            return str(error or "")
+        why, refused = await told_error(error, address, self._runtime)
+        if refused:
+            self._refusals[address] = why
+            self._announce.set()
+        return why
 
     async def _read(self, call: Any) -> float:
         """Until the stream ends; returns how long the gateway asked to wait before coming back."""
@@ -341,6 +356,7 @@ class ToolGateway:
                         self._apply((effect,))
                 if event.WhichOneof("event") == "welcome":
                     self._why = ""
+                    self._refusals.clear()
                     _log.info("gateway attached", gateway=event.welcome.gateway_id, resumed=event.welcome.resumed)
                     self._announce.set()
             self._wake.set()
@@ -473,12 +489,13 @@ class _Dead(Exception):
     """The connection is given up by us."""
 
 
-def _why_ended(*tasks: asyncio.Task[Any]) -> str:
+def _ended_by(*tasks: asyncio.Task[Any]) -> BaseException | None:
+    """What ended the connection, where it was an error; those of ours are raised."""
     for task in tasks:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(error, grpc.aio.AioRpcError):
-                return error_sentence(error)
-            if isinstance(error, asyncio.InvalidStateError | grpc.aio.BaseError | TimeoutError | _Dead):
-                return str(error)
+            if isinstance(
+                error, grpc.aio.AioRpcError | asyncio.InvalidStateError | grpc.aio.BaseError | TimeoutError | _Dead
+            ):
+                return error
             raise error
-    return ""
+    return None

@@ -283,7 +283,7 @@ async def test_a_wrong_token_is_one_clear_sentence(world: World) -> None:
     backend = await world.backend()
     gateway = await world.gateway([[backend.address]], f"runtime.tokens.accept_file={right}")
     async with client(gateway.address, runtime=RuntimeSettings(tokens={"send_file": wrong})) as gw:  # type: ignore[arg-type]
-        with pytest.raises(Exception, match="UNAUTHENTICATED"):
+        with pytest.raises(Exception, match="refuses this process: the token sent is not accepted here"):
             await gw.wait_connected(1.5)
         result = await call(gw, "run/t/0/0/0", text="x", deadline_s=0.2)
         assert (result.outcome, result.fault) == (tool_pb2.OUTCOME_DEADLINE_EXCEEDED, tool_pb2.FAULT_INFRA)

@@ -21,8 +21,9 @@ from fermata_cli.cluster.certificates import Authority
 from node_runtime import addresses
 from node_runtime.credentials import TokenCheck, auth_metadata
 from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
-from node_runtime.grpc_channel import open_channel, wait_ready
+from node_runtime.grpc_channel import open_channel, told_error, wait_ready
 from node_runtime.grpc_server import NodeServer
+from node_runtime.handshake import refusal
 from node_runtime.runtime_settings import RuntimeSettings
 
 SERVICE = "fermata.v1.ToolGatewayService"
@@ -96,7 +97,7 @@ async def refused(address: str, runtime: RuntimeSettings) -> list[tuple[grpc.Sta
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
 
@@ -121,17 +122,53 @@ async def test_tls(authority: Authority, tmp_path: Path) -> None:
         for wrong in (PLAIN, settings({"ca_file": Authority(tmp_path, "other").ca_file})):
             async with open_channel(address, wrong) as channel:
                 with pytest.raises(NodeError) as caught:
-                    await wait_ready(channel, address, timeout_s=0.5, what="gateway")
+                    await wait_ready(channel, address, wrong, timeout_s=30, what="gateway")
                 assert caught.value.exit_code == EXIT_UNAVAILABLE
 
 
-async def test_the_reason_of_a_failed_handshake_is_told(authority: Authority, tmp_path: Path) -> None:
-    server = authority.issue("server")
-    other = settings({"ca_file": Authority(tmp_path, "other").ca_file})
-    with_tls = settings({"cert_file": server.cert, "key_file": server.key})
-    async with serving(with_tls) as (_, _servicer, address), open_channel(address, other) as channel:
-        with pytest.raises(NodeError, match=r"did not answer within 0.5 s \(.*(?i:certificate|handshake).*\)"):
-            await wait_ready(channel, address, timeout_s=0.5, what="gateway")
+async def test_what_keeps_a_client_out_is_told_at_once(authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path, "other")
+    server, client, foreign = authority.issue("server"), authority.issue("client"), stranger.issue("client")
+    ca = {"ca_file": authority.ca_file}
+    mutual = {**ca, "cert_file": server.cert, "key_file": server.key, "require_client_cert": True}
+    right = {**ca, "cert_file": client.cert, "key_file": client.key}
+    elsewhere = authority.issue("elsewhere", hosts=("gateway.fermata",), ips=("10.1.2.3",))
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (mutual, ca, "asks for a client certificate: name runtime.tls.cert_file and key_file"),
+        (mutual, {**ca, "cert_file": foreign.cert, "key_file": foreign.key}, "does not accept the certificate in"),
+        (mutual, {}, "speaks TLS and this process does not: name its authority in runtime.tls.ca_file"),
+        (mutual, {**right, "ca_file": stranger.ca_file}, "is not trusted by runtime.tls.ca_file"),
+        ({**mutual, "require_client_cert": False}, {}, "speaks TLS and this process does not"),
+        ({"cert_file": elsewhere.cert, "key_file": elsewhere.key}, ca, "is not for 127.0.0.1: connect to a name"),
+        ({}, ca, "speaks no TLS and this process does"),
+    ]
+    for there, here, words in cases:
+        asking = settings(here)
+        async with (
+            serving(settings(there)) as (_, _servicer, address),
+            open_channel(address, asking) as channel,
+        ):
+            with pytest.raises(NodeError) as caught:
+                await wait_ready(channel, address, asking, timeout_s=30, what="the gateway")
+            told = str(caught.value)
+            assert (told.startswith("the gateway: "), address in told, words in told) == (True, True, True), told
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await gateway_pb2_grpc.ToolGatewayServiceStub(channel).GetCall(gateway_pb2.GetCallRequest(), timeout=10)
+            assert await told_error(failed.value, address, asking) == (told.removeprefix("the gateway: "), True)
+    async with serving(settings(mutual)) as (_, _servicer, address):
+        assert await ask(address, settings(right)) == "k"
+
+
+async def test_a_peer_that_is_down_or_another_program_is_not_judged() -> None:
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    address = addresses.join("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with server:
+        assert await refusal(address, PLAIN) is None
+    await server.wait_closed()
+    assert await refusal(address, PLAIN) is None
 
 
 async def test_a_certificate_for_another_name_needs_server_name(authority: Authority) -> None:
@@ -141,7 +178,7 @@ async def test_a_certificate_for_another_name_needs_server_name(authority: Autho
         assert await ask(address, settings({**client, "server_name": "gateway.fermata"})) == "k"
         async with open_channel(address, settings(client)) as channel:
             with pytest.raises(NodeError):
-                await wait_ready(channel, address, timeout_s=0.5, what="gateway")
+                await wait_ready(channel, address, settings(client), timeout_s=30, what="gateway")
 
 
 async def test_an_address_that_was_looked_up_is_checked_by_its_name(authority: Authority) -> None:
@@ -156,7 +193,9 @@ async def test_an_address_that_was_looked_up_is_checked_by_its_name(authority: A
         ):
             async with open_channel(address, settings(client | set_to), server_name=name) as channel:
                 try:
-                    await wait_ready(channel, address, timeout_s=10 if right else 0.5, what="backend")
+                    await wait_ready(
+                        channel, address, settings(client | set_to), timeout_s=30, what="backend", server_name=name
+                    )
                 except NodeError:
                     assert not right
                 else:
@@ -380,7 +419,7 @@ async def test_waiting_for_a_peer_that_comes_late() -> None:
 
     async with open_channel(address, PLAIN) as channel:
         waiting = asyncio.ensure_future(
-            wait_ready(channel, address, timeout_s=30, what="the gateway", on_wait=on_wait, every_s=0.2)
+            wait_ready(channel, address, PLAIN, timeout_s=30, what="the gateway", on_wait=on_wait, every_s=0.2)
         )
         await waited.wait()
         async with serving(PLAIN, port=port):
@@ -394,7 +433,7 @@ async def test_waiting_for_a_peer_that_never_comes() -> None:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
         async with open_channel(address, PLAIN) as channel:
             with pytest.raises(NodeError, match=f"the gateway at {address} did not answer within 0.3 s") as caught:
-                await wait_ready(channel, address, timeout_s=0.3, what="the gateway")
+                await wait_ready(channel, address, PLAIN, timeout_s=0.3, what="the gateway")
     assert caught.value.exit_code == EXIT_UNAVAILABLE
     assert "Connection refused" in str(caught.value)
 
@@ -406,4 +445,4 @@ async def test_a_peer_that_accepts_and_says_nothing_is_not_ready() -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         async with open_channel(address, PLAIN) as channel:
             with pytest.raises(NodeError, match=r"did not answer within 0\.3 s"):
-                await wait_ready(channel, address, timeout_s=0.3, what="the gateway")
+                await wait_ready(channel, address, PLAIN, timeout_s=0.3, what="the gateway")
