@@ -255,7 +255,6 @@ async def test_the_certificate_of_an_address_must_carry_the_name(world: World) -
         assert (result.outcome, result.instance_id) == (OK, backend.ready["instance_id"])
         told = f"waiting for the tool backend at {other.address}: start it, or take it out of the records of search"
         await until(lambda: told in gateway.log())
-        assert "Hostname Verification Check failed" in gateway.log()
         await until_backends(gateway, "down", 1, "search")
 
 
