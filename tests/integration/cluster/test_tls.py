@@ -1,0 +1,191 @@
+"""Mutual TLS and tokens between real processes: who belongs to a cluster is served, all others hear one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import yaml
+
+from fermata_cli import demo
+from fermata_cli.cluster.certificates import Authority, write_secret
+from fermata_cli.cluster.identity import ClusterIdentity
+from fermata_cli.cluster.plan import Role
+from tests.integration.cluster.processes import REPOSITORY, run, sets
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(150)]
+CALL = ("tools", "call", "calculator", '{"expression": "12*34"}')
+LIST = ("tools", "list")
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    folder: Path
+    identity: ClusterIdentity
+    config: Path  # of people: their certificate and the token
+    gateway: str
+    gateway_log: Path
+    backend: str
+
+
+def start(
+    stack: list[subprocess.Popen[bytes]], log: IO[bytes], config: Path, package: str, *arguments: str
+) -> dict[str, Any]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", package, *arguments, "--config", str(config)],
+        stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY,
+    )  # fmt: skip
+    stack.append(process)
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def tree(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return nested
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("tls")
+    identity = ClusterIdentity(folder / "tls")
+    identity.write()
+    config = folder / "fermata.yaml"
+    config.write_text(yaml.safe_dump(tree(identity.settings)))
+    stack: list[subprocess.Popen[bytes]] = []
+    log = folder / "gateway.log"
+    try:
+        with log.open("wb") as errors:
+            backend = start(
+                stack, errors, config, "tool_backend", "calculator",
+                *sets("backend.port=0", *identity.overrides[Role.BACKEND]),
+            )  # fmt: skip
+            served = f"127.0.0.1:{backend['port']}"
+            pools = json.dumps([{"name": "all", "addresses": [served]}])
+            ready = start(
+                stack, errors, config, "tool_gateway",
+                *sets("gateway.port=0", f"gateway.pools={pools}", *identity.overrides[Role.GATEWAY]),
+            )  # fmt: skip
+        yield World(folder, identity, config, f"127.0.0.1:{ready['port']}", log, served)
+    finally:
+        for process in stack:
+            process.terminate()
+        for process in stack:
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def ask(world: World, *settings: str, command: tuple[str, ...] = CALL, config: bool = True) -> tuple[int, str, str]:
+    file = ("--config", str(world.config)) if config else ()
+    return run(*command, "--gateway", world.gateway, *file, *sets(*settings), folder=world.folder)
+
+
+def test_who_belongs_to_the_cluster_is_served(world: World) -> None:
+    code, out, err = ask(world)
+    assert (code, out) == (0, "408\n"), err
+    assert ask(world, command=LIST)[0] == 0
+
+
+def test_keys_and_token_are_their_owners_alone(world: World) -> None:
+    folder = world.folder / "tls"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    secrets = [*folder.glob("*.key"), folder / "token"]
+    assert len(secrets) == 6
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+
+
+def strangers(world: World) -> dict[str, tuple[bool, tuple[str, ...], str]]:
+    """Whether it reads the people's file, what it sets otherwise, what it is told."""
+    ca, token = world.identity.settings["runtime.tls.ca_file"], world.identity.settings["runtime.tokens.send_file"]
+    other = world.folder / "other"
+    if not other.exists():
+        other.mkdir()
+        write_secret(other / "token", b"a-token-of-somebody-else\n")
+        Authority(other).issue("client")
+    theirs = (f"runtime.tls.cert_file={other}/ca-client.pem", f"runtime.tls.key_file={other}/ca-client.key")
+    return {
+        "in clear": (False, (), "speaks TLS and this process does not: name its authority in runtime.tls.ca_file"),
+        "no certificate": (
+            False, (f"runtime.tls.ca_file={ca}", f"runtime.tokens.send_file={token}"),
+            "asks for a client certificate: name runtime.tls.cert_file and key_file",
+        ),
+        "another authority's certificate": (True, theirs, "does not accept the certificate in runtime.tls.cert_file"),
+        "trust in another authority": (True, (f"runtime.tls.ca_file={other}/ca.pem",), "is not trusted by runtime.tls"),
+        "no token": (True, ("runtime.tokens.send_file=null",), "no token was sent: send 'authorization: Bearer TOKEN'"),
+        "a wrong token": (True, (f"runtime.tokens.send_file={other}/token",), "the token sent is not accepted here"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [CALL, LIST], ids=["call", "list"])
+@pytest.mark.parametrize(
+    "who",
+    ["in clear", "no certificate", "another authority's certificate", "trust in another authority", "no token",
+     "a wrong token"],
+)  # fmt: skip
+def test_a_stranger_hears_one_sentence(world: World, who: str, command: tuple[str, ...]) -> None:
+    config, settings, words = strangers(world)[who]
+    code, out, err = ask(world, *settings, command=command, config=config)
+    assert (code, out) == (3, ""), err
+    (line,) = [line for line in err.splitlines() if not line.startswith("fermata: waiting for")]
+    assert line.startswith("fermata: "), err
+    assert world.gateway in line
+    assert words in line
+
+
+def test_strangers_do_not_fill_the_log(world: World) -> None:
+    before = world.gateway_log.read_text().splitlines()
+    for _ in range(3):
+        assert ask(world, "runtime.tokens.send_file=null", command=LIST)[0] == 3
+    news = world.gateway_log.read_text().splitlines()[len(before) :]
+    assert len(news) <= 1, news
+    assert ask(world)[1] == "408\n"
+
+
+def test_a_rollout_node_that_its_gateway_refuses_says_so_and_ends(world: World) -> None:
+    _, settings, words = strangers(world)["a wrong token"]
+    flags = sets("rollout.gateway=" + json.dumps([world.gateway]), f"rollout.model={demo.MODEL_DIR}", *settings)
+    process = subprocess.run(
+        [sys.executable, "-m", "rollout_node", "--config", str(world.config), *flags],
+        capture_output=True, text=True, timeout=120, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert process.returncode == 3, process.stderr
+    (said,) = [line for line in process.stderr.splitlines() if line.startswith("rollout_node: ")]
+    assert world.gateway in said
+    assert words in said
+
+
+def test_a_gateway_that_its_backend_refuses_says_so_once(world: World) -> None:
+    _, settings, words = strangers(world)["another authority's certificate"]
+    stack: list[subprocess.Popen[bytes]] = []
+    log = world.folder / "refused.log"
+    pools = json.dumps([{"name": "all", "addresses": [world.backend]}])
+    try:
+        with log.open("wb") as errors:
+            flags = sets("gateway.port=0", f"gateway.pools={pools}", *settings)
+            ready = start(stack, errors, world.config, "tool_gateway", *flags)
+        asked = dataclasses.replace(world, gateway=f"127.0.0.1:{ready['port']}")
+        # It shows the stranger's certificate to clients too, who do not trust it.
+        code, _, err = ask(asked, command=LIST)
+        assert (code, "is not trusted by" in err) == (3, True), err
+    finally:
+        for process in stack:
+            process.terminate()
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
+    told = [line for line in log.read_text().splitlines() if words in line]
+    assert len(told) == 1
+    assert world.backend in told[0]
