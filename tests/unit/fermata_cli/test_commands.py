@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fermata_cli.cluster import prometheus_files
+from fermata_cli.cluster.certificates import Authority
+from fermata_cli.cluster.plan import Role
 from fermata_cli.commands.demo_settings import DemoOptions, DemoSettings
 from fermata_cli.main import main
 
 CASES = Path(__file__).parents[2] / "cases"
+from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +222,44 @@ def test_a_model_and_tasks_of_ones_own_take_the_place_of_the_demos(tmp_path: Pat
     assert settings.trainer.eval_tasks is None
     assert settings.always_offered == {"search"}
     assert settings.tool_places == {"search": f"{tasks}:2"}
+
+
+def test_tls_makes_an_identity_that_the_file_names(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    settings = DemoSettings(DemoOptions(tls=True), run_dir)
+    assert settings.identity is not None
+    settings.identity.write()
+    tls, tokens = settings.runtime.tls, settings.runtime.tokens
+    assert tls.require_client_cert
+    assert tokens.accept_file == tokens.send_file
+    shown = [tls.ca_file, tls.cert_file, tls.key_file, tokens.send_file]
+    shown += [Path(override.partition("=")[2]) for flags in settings.identity.overrides.values() for override in flags]
+    assert all(path is not None and path.is_absolute() and path.is_file() for path in shown)
+    assert len(set(shown)) == 4 + 2 * len(Role)  # nobody shares a key
+
+
+@pytest.mark.parametrize("given", ["runtime.tls.ca_file=mine.pem", "runtime.tokens.send_file=token"])
+def test_tls_of_the_demo_or_ones_own(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--tls", "--runs", str(tmp_path), "--set", given]) == 2
+    section = ".".join(given.split(".")[:2])
+    assert f"--tls makes certificates and a token of its own, and {section} is set too" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_prometheus_is_told(tmp_path: Path) -> None:
+    prometheus_files.write_config(tmp_path, RuntimeSettings(metrics_port=0))
+    config = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
+    (scrape,) = config["scrape_configs"]
+    assert scrape["scheme"] == "http"
+    targets = tmp_path / scrape["file_sd_configs"][0]["files"][0]
+    assert json.loads(targets.read_text()) == []
+    prometheus_files.write_targets(tmp_path, [(Role.GATEWAY, "gateway", "127.0.0.1:1")])
+    assert json.loads(targets.read_text()) == [
+        {"targets": ["127.0.0.1:1"], "labels": {"job": "fermata-gateway", "node": "gateway"}}
+    ]
+    pem = Authority(tmp_path).issue("gateway")
+    tls = TlsSettings(ca_file=tmp_path / "ca.pem", cert_file=pem.cert, key_file=pem.key)
+    prometheus_files.write_config(tmp_path, RuntimeSettings(metrics_port=0, metrics_tls=True, tls=tls))
+    (scrape,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
+    assert (scrape["scheme"], scrape["tls_config"]) == ("https", {"ca_file": str(tmp_path / "ca.pem")})
