@@ -243,12 +243,16 @@ hostPath:
 {{- include "fermata.image" (dict "root" .root "image" .root.Values.image.engine "tag" $tag) -}}
 {{- end -}}
 
-{{/* Without GPUs the threads of torch and vLLM are as many as the container's CPUs, not the machine's. */}}
+{{/*
+Without GPUs the threads of torch and vLLM are as many as the CPUs asked for, not as the machine has: more would spin
+for one another's time. dict "role" VALUES
+*/}}
 {{- define "fermata.engineEnv" -}}
-{{- if .gpus -}}
-[]
-{{- else -}}
+{{- $resources := .role.resources | default dict -}}
+{{- if and (not .role.gpus) (or ($resources.requests | default dict).cpu ($resources.limits | default dict).cpu) -}}
 - name: OMP_NUM_THREADS
-  valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: "1"}}
+  valueFrom: {resourceFieldRef: {resource: requests.cpu, divisor: "1"}}
+{{- else -}}
+[]
 {{- end -}}
 {{- end -}}

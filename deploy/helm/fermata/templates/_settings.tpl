@@ -27,7 +27,7 @@ What is computed here depends on other values; plain defaults stand in values.ya
 {{- $stages := dig "rollout" "engine" "pipeline_parallel_size" 1 $config | default 1 | int -}}
 {{- $_ := set $engine "tensor_parallel_size" (div ($values.rollout.gpus | int) $stages | max 1) -}}
 {{- else -}}
-{{- /* A container's share of the machine is its limit, not all cores seen: OMP_NUM_THREADS says so (see _pod.tpl). */ -}}
+{{- /* A container has a share of the machine, not the cores it sees: OMP_NUM_THREADS says how many (_pod.tpl). */ -}}
 {{- $_ := set $engine "cpu_omp_threads_bind" "nobind" -}}
 {{- end -}}
 {{- $rollout := dict "host" $values.listenHost "model" $values.model.path "engine" $engine -}}
