@@ -98,7 +98,7 @@ def decide(
     margin_s: float,
     complete: bool = True,
 ) -> TakeoverDecision:
-    """`answers` holds one per suspect's address. `complete`: no other address can have had the call, or will have it."""
+    """`answers` holds one per suspect's address. `complete`: no other address can have had the call, or will."""
     for suspect in suspects:
         if isinstance(answers.get(suspect.address), Found):
             return Join(suspect.address)
