@@ -41,9 +41,9 @@ class Lifetime:
 
     def ready(self, **info: Any) -> None:
         """Prints the ready line on stdout, once: {"ready": true, "port": ..., "metrics_port": ...}."""
+        self.health.ready()  # first: who reads the line may ask a probe at once
         sys.stdout.write(json.dumps({"ready": True, "process": self.process, "pid": os.getpid(), **info}) + "\n")
         sys.stdout.flush()
-        self.health.ready()
 
 
 def run(main: Callable[[Lifetime], Awaitable[None]], runtime: RuntimeSettings, *, process: str | None = None) -> int:
