@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from node_runtime.errors import EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE
+from node_runtime.process import Lifetime
+from node_runtime.runtime_settings import RuntimeSettings
 
 PRELUDE = """
 import asyncio, os, sys, threading, time
@@ -212,3 +214,11 @@ def test_ctrl_c_during_the_imports_is_one_sentence() -> None:
     with started([sys.executable, "-c", source]) as child:
         child.send_signal(signal.SIGINT)
         assert end(child) == (EXIT_INTERRUPTED, "node: interrupted while starting\n")
+
+
+def test_a_process_is_ready_for_its_probes_before_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    lifetime = Lifetime(RuntimeSettings(), "demo")
+    seen: list[str | None] = []
+    monkeypatch.setattr(sys.stdout, "write", lambda _line: seen.append(lifetime.health.why_not_started()))
+    lifetime.ready(port=1)
+    assert seen == [None]
