@@ -7,6 +7,7 @@ once, and the run ends with its words unless another of its group stands in for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -173,14 +174,15 @@ class LocalCluster:
             for child in self.children
         ]
         write_json(self._run_dir / "cluster.json", {"processes": rows})
+        self._write_targets()
+
+    def _write_targets(self) -> None:
+        """What Prometheus is to scrape: whoever is up, at this moment."""
         if self._runtime.metrics_port is not None:
+            up = [child for child in self.children if child.metrics_port and not child.ended.done()]
             prometheus_files.write_targets(
                 self._run_dir,
-                [
-                    (child.spec.role, child.spec.name, f"127.0.0.1:{child.metrics_port}")
-                    for child in self.children
-                    if child.metrics_port
-                ],
+                [(child.spec.role, child.spec.name, f"127.0.0.1:{child.metrics_port}") for child in up],
             )
 
     def metrics_url(self, child: Child) -> str | None:
@@ -205,6 +207,7 @@ class LocalCluster:
         spec = child.spec
         if proc.group_alive(child.pid):
             child.kill()  # an engine whose node is gone
+        self._write_targets()
         used = self._restarts.get(spec.name, 0)
         if used < spec.restarts:
             self._restarts[spec.name] = used + 1
@@ -234,6 +237,7 @@ class LocalCluster:
         """After `run`: watch what is left, for ever."""
         for child in self.of_role(Role.TRAINER):
             del self._children[child.spec.name]
+        self._write_addresses()
         await self.run()
 
     @property
@@ -252,6 +256,9 @@ class LocalCluster:
             for child, fine in zip(children, orderly, strict=True):
                 if not fine:
                     self._say(f"the {child.what} did not stop within {self._settings.stop_grace_s:g} s and was killed")
+            if children:
+                with contextlib.suppress(OSError):  # a full disk must not keep the others running
+                    self._write_targets()
 
     def kill(self) -> None:
         """Everything, now."""

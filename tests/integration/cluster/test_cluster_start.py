@@ -89,6 +89,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(phase: str, tmp_path: Path) -> No
         assert command.left() == []
         assert "SIGINT: stopping everything in order" in command.err
         assert "interrupted before the first step (starting the cluster" in command.err
+    assert json.loads((tmp_path / "demo" / "targets.json").read_text()) == []
     assert json.loads((tmp_path / "demo" / "summary.json").read_text())["outcome"] == "interrupted"
 
 
@@ -124,7 +125,10 @@ def test_the_command_killed_leaves_nothing(tmp_path: Path) -> None:
     """kill -9 of the command itself: its processes notice by themselves."""
     with Fermata("demo", "--runs", str(tmp_path), folder=tmp_path) as command:
         command.until_said("gateway is up", 60)
-        assert len(cluster_of(tmp_path / "demo")) == 3
+        rows = cluster_of(tmp_path / "demo")
+        assert len(rows) == 3
+        targets = json.loads((tmp_path / "demo" / "targets.json").read_text())
+        assert {target["labels"]["node"] for target in targets} == set(rows)
         command.process.kill()
         command.process.wait(10)
         deadline = time.monotonic() + 30
