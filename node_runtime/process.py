@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
 
 from node_runtime import logs
-from node_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NodeError
+from node_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, NodeError
 from node_runtime.interrupts import exit_now
 from node_runtime.process_health import ProcessHealth
 from node_runtime.runtime_settings import RuntimeSettings
@@ -67,6 +67,10 @@ def run(main: Callable[[Lifetime], Awaitable[None]], runtime: RuntimeSettings, *
     except asyncio.CancelledError:
         _say(name, "main was cancelled from within")
         code = EXIT_FAILED
+    except ModuleNotFoundError as error:
+        log.debug("an import failed", exc_info=error)
+        _say(name, f"needs the Python package {error.name}, which is not installed: install fermata-rl[cpu] or [gpu]")
+        code = EXIT_USAGE
     except Exception as error:
         told = _node_errors(error)
         if told:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from node_runtime.errors import EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE
+from node_runtime.errors import EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, EXIT_USAGE
 from node_runtime.process import Lifetime
 from node_runtime.runtime_settings import RuntimeSettings
 
@@ -222,3 +222,10 @@ def test_a_process_is_ready_for_its_probes_before_it_says_so(monkeypatch: pytest
     monkeypatch.setattr(sys.stdout, "write", lambda _line: seen.append(lifetime.health.why_not_started()))
     lifetime.ready(port=1)
     assert seen == [None]
+
+
+def test_a_package_that_is_not_installed_is_one_sentence() -> None:
+    done = subprocess.run(program("import no_such_engine"), capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == EXIT_USAGE
+    said = "node: needs the Python package no_such_engine, which is not installed: install fermata-rl[cpu] or [gpu]"
+    assert done.stderr.splitlines() == [said]
