@@ -146,11 +146,14 @@ class Dispatcher:
             raise
 
     async def wait_for_nodes(self, timeout_s: float, on_wait: Callable[[str], None]) -> None:
-        """Until one node is connected; it serves after its first sync. Raises NodeError (EXIT_UNAVAILABLE)."""
+        """Until one node is connected. NodeError (EXIT_UNAVAILABLE): not in `timeout_s`, or all refuse this trainer."""
         told = self._clock() - WAIT_MESSAGE_EVERY_S + WAIT_MESSAGE_FIRST_S
         try:
             async with asyncio.timeout(timeout_s):
                 while not any(node.connected for node in self._core.nodes.values()):
+                    if all(stream.refused for stream in self._streams.values()):
+                        why = "; ".join(stream.why_not for stream in self._streams.values())
+                        raise NodeError(f"no rollout node lets this trainer in: {why}", EXIT_UNAVAILABLE)
                     await self._next_change(WAIT_MESSAGE_FIRST_S)
                     if self._clock() - told >= WAIT_MESSAGE_EVERY_S:
                         told = self._clock()
@@ -479,10 +482,9 @@ class Dispatcher:
             self._notify()
 
     def _why_none(self) -> str:
-        reasons = []
-        for address, node in self._core.nodes.items():
-            reasons.append(f"{address} ({'connected' if node.connected else self._streams[address].why_not})")
-        return ", ".join(reasons)
+        why = {address: stream.why_not for address, stream in self._streams.items()}
+        why.update((address, "connected") for address, node in self._core.nodes.items() if node.connected)
+        return ", ".join(f"{address} ({reason})" for address, reason in why.items())
 
     def _notify(self) -> None:
         # Whoever waits holds the old event; the next to wait gets a new one.

@@ -50,6 +50,7 @@ class NodeStream:
         self.address = address
         self.channel = open_channel(address, runtime)
         self.why_not = "not tried yet"
+        self.refused = False  # the node is there, and does not accept this trainer's certificate or token
         self._runtime = runtime
         self._settings = settings
         self._hello = hello
@@ -100,13 +101,13 @@ class NodeStream:
         call = rollout_pb2_grpc.RolloutNodeServiceStub(self.channel).Run()
         self._call = call
         writer: asyncio.Task[None] | None = None
-        reason = "the node ended the stream"
+        reason, refused = "the node ended the stream", False
         try:
             await call.write(pb.RunRequest(events=[pb.RunRequest.Event(hello=self._hello)]))
             writer = asyncio.create_task(self._write(call), name=f"write {self.address}")
             await self._read(call)
         except grpc.aio.AioRpcError as error:
-            reason, _ = await told_error(error, self.address, self._runtime)
+            reason, refused = await told_error(error, self.address, self._runtime)
         except asyncio.InvalidStateError:
             # What grpc.aio raises for a write on a call that is over.
             reason = "the stream was over"
@@ -125,7 +126,7 @@ class NodeStream:
                 await asyncio.gather(writer, return_exceptions=True)
             self._drained.set()
         welcomed, self._welcomed = self._welcomed, False
-        self.why_not = reason
+        self.why_not, self.refused = reason, refused
         self._listener.on_broken(self.address, reason)
         return welcomed
 

@@ -10,8 +10,10 @@ import pytest
 from fermata.v1 import rollout_pb2 as pb
 from fermata.v1 import tool_pb2
 
-from node_runtime.errors import NodeError
-from node_runtime.runtime_settings import RuntimeSettings
+from fermata_cli.cluster.certificates import write_secret
+from node_runtime.errors import EXIT_UNAVAILABLE, NodeError
+from node_runtime.grpc_server import NodeServer
+from node_runtime.runtime_settings import RuntimeSettings, TokenSettings
 from node_runtime.segments import Columns
 from tests.integration.trainer_node.scripted_node import ScriptedNode
 from trainer_node import dispatcher as dispatcher_module
@@ -415,6 +417,24 @@ async def test_no_node_is_one_sentence_after_a_message():
         with pytest.raises(NodeError, match=r"no rollout node answered within 0\.3 s: 127\.0\.0\.1:1") as caught:
             await dispatcher.wait_for_nodes(0.3, lambda sentence: None)
     assert caught.value.exit_code == 3
+
+
+async def test_nodes_that_all_refuse_the_trainer_are_not_waited_for(tmp_path):
+    write_secret(tmp_path / "token", b"of-the-node\n")
+    tokens = TokenSettings(accept_file=tmp_path / "token", send_file=tmp_path / "token")
+    nodes = [NodeServer(RuntimeSettings(tokens=tokens)) for _ in range(2)]
+    addresses = [f"127.0.0.1:{await node.start()}" for node in nodes]
+    dispatcher = Dispatcher(addresses, DispatchSettings(**QUICK), RuntimeSettings(), run_id="run")
+    try:
+        async with beside(dispatcher.serve()):
+            with pytest.raises(NodeError) as refused:
+                await dispatcher.wait_for_nodes(60, lambda sentence: None)
+    finally:
+        for node in nodes:
+            await node.stop(0)
+    assert refused.value.exit_code == EXIT_UNAVAILABLE
+    assert str(refused.value).startswith("no rollout node lets this trainer in: ")
+    assert all(f"{address} refuses this process: no token was sent" in str(refused.value) for address in addresses)
 
 
 async def test_a_node_that_comes_up_later_is_waited_for():
