@@ -23,12 +23,17 @@ class ProcessHealth:
         self._beat_at: float | None = None
         self._ready = False
         self._stopping = False
+        self._waits_for = ""
         self._out_of_service: str | None = None
 
     def beat_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on the loop leaves its mark every half second, until it ends."""
         self._beat_at = self._clock()
         loop.call_later(_BEAT_S, self.beat_on, loop)
+
+    def waiting(self, sentence: str) -> None:
+        """What the start waits for at present ("waiting for a tool gateway at …")."""
+        self._waits_for = sentence
 
     def ready(self) -> None:
         """The process has begun to serve."""
@@ -56,7 +61,9 @@ class ProcessHealth:
 
     def why_not_started(self) -> str | None:
         """None once it has begun to serve, whatever has become of it since: whoever waits for a start waits no more."""
-        return None if self._ready else "the process is starting"
+        if self._ready:
+            return None
+        return f"the process is starting: {self._waits_for}" if self._waits_for else "the process is starting"
 
     def why_not_ready(self) -> str | None:
         """None where new work is welcome."""

@@ -46,12 +46,19 @@ async def serve(lifetime: Lifetime, settings: RolloutSettings) -> None:
     addresses.check_free(settings.host, settings.port, "rollout node", "rollout.port")
     metrics_port = start_metrics(runtime, lifetime.health)
     metrics.GPUS.start()
+
+    def tell_waiting(sentence: str) -> None:
+        log.info(sentence)
+        lifetime.health.waiting(sentence)
+
     try:
+        lifetime.health.waiting("the chat template and the tokenizer are being loaded")
         turns = await _unless_stopped(lifetime, asyncio.to_thread(_load_turns, settings))
         await _unless_stopped(
             lifetime,
-            wait_for_any_gateway(settings.gateway, runtime, timeout_s=settings.gateway_wait_s, on_wait=log.info),
+            wait_for_any_gateway(settings.gateway, runtime, timeout_s=settings.gateway_wait_s, on_wait=tell_waiting),
         )
+        lifetime.health.waiting("the engine is loading the model")
         with SpanWriter(runtime.spans_dir, node_id) as spans:
             async with _engine(lifetime, settings) as engine:
                 await _serve_with(lifetime, settings, engine, turns, spans, node_id, metrics_port)

@@ -62,6 +62,9 @@ def test_probes_follow_the_life_of_a_process() -> None:
         assert ask(port, "/healthz") == (200, "ok")
         assert ask(port, "/readyz") == (503, "the process is starting")
         assert ask(port, "/startupz") == (503, "the process is starting")
+        health.waiting("waiting for a tool gateway at 127.0.0.1:7000")
+        waits = "the process is starting: waiting for a tool gateway at 127.0.0.1:7000"
+        assert ask(port, "/readyz") == ask(port, "/startupz") == (503, waits)
         loop = asyncio.new_event_loop()
         health.beat_on(loop)
         clock.now += 1000  # an import or a model that loads on the loop
