@@ -208,7 +208,7 @@ def _format(panel: Panel) -> Callable[[float], str]:
         return lambda value: f"{100 * value:.3g}%"
     if unit == "watt":
         return lambda value: f"{value:.3g} W"
-    return lambda value: f"{value:.3g}"
+    return lambda value: f"{value / 1000:.3g} K" if value >= 1000 else f"{value:.3g}"
 
 
 if __name__ == "__main__":
