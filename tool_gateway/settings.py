@@ -6,7 +6,8 @@ Invariant: every wait and every buffer has its bound here.
 from __future__ import annotations
 
 import ipaddress
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -101,7 +102,7 @@ class RetrySettings(Section):
 
 
 class LedgerSettings(Section):
-    """Bounds of the memory ledger."""
+    """What the ledger holds, and when it is safe."""
 
     max_entries: int = Field(default=200_000, ge=1, description="calls held; more are refused with OVERLOADED")
     max_bytes: int = Field(
@@ -109,6 +110,10 @@ class LedgerSettings(Section):
     )
     retention_s: float = Field(
         default=3600.0, gt=0, le=_LONGEST_S, description="a result nobody released is kept this long"
+    )
+    synchronous: Literal["normal", "full"] = Field(
+        default="normal",
+        description="with gateway.data_dir: the ledger survives a killed process (normal) or a killed host (full)",
     )
 
 
@@ -162,6 +167,10 @@ class GatewaySettings(Section):
     port: int = Field(default=7000, ge=0, le=65535, description="port served on; 0: a free one")
     gateway_id: str | None = Field(
         default=None, min_length=1, description="name told to clients; default: the node's name"
+    )
+    data_dir: Path | None = Field(
+        default=None,
+        description="folder of the call ledger (SQLite), for this gateway alone; null: the ledger is in memory",
     )
     pools: tuple[PoolSettings, ...] = Field(default=(), description="backend pools")
     heartbeat_interval_s: float = Field(

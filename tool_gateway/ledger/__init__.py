@@ -5,14 +5,17 @@ Invariant: a key has at most one terminal result, and an attempt is committed he
 
 from tool_gateway.ledger.memory import MemoryLedger
 from tool_gateway.ledger.records import AttemptRecord, CallRecord, Ending
+from tool_gateway.ledger.sqlite import SqliteLedger
 from tool_gateway.ledger.store import (
     Conflict,
     Created,
+    Creation,
     Exists,
     Fenced,
     Full,
     Gone,
     LedgerStore,
+    LedgerUnavailable,
 )
 
 __all__ = [
@@ -20,11 +23,14 @@ __all__ = [
     "CallRecord",
     "Conflict",
     "Created",
+    "Creation",
     "Ending",
     "Exists",
     "Fenced",
     "Full",
     "Gone",
     "LedgerStore",
+    "LedgerUnavailable",
     "MemoryLedger",
+    "SqliteLedger",
 ]

@@ -1,6 +1,9 @@
 """Records of the ledger: immutable snapshots, so that a reader never sees a record change under it.
 
-Times are seconds of the clock the store was opened with (monotonic for memory; a durable store brings its own).
+Invariant: of a call's arguments a record holds the digest and the size, never the arguments. Outputs go with their
+record: by release, or by the end of their retention.
+
+Times are seconds of the gateway's monotonic clock, also where a store keeps them in other terms.
 """
 
 from __future__ import annotations
@@ -32,6 +35,18 @@ class Ending:
     run_us: int = 0
     instance_id: str = ""
     attempts: int = 0
+    stored_bytes: int = 0
+    """Not 0: `final` is a head without the output, which the store holds in so many bytes."""
+
+    @property
+    def size(self) -> int:
+        return self.stored_bytes or self.final.ByteSize()
+
+    def to_head(self) -> Ending:
+        """The same without the output."""
+        final = self.final
+        head = tool_pb2.Final(outcome=final.outcome, fault=final.fault, started=final.started, detail=final.detail)
+        return replace(self, final=head, stored_bytes=max(1, final.ByteSize()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,8 @@ class CallRecord:
     acked: bool = False
     request_bytes: int = 0
     """Size of the request, which is held for as long as the call runs."""
+    foreign: bool = False
+    """It may have been started before it was recorded here: that no attempt is recorded proves nothing."""
 
     @property
     def done(self) -> bool:
@@ -63,7 +80,7 @@ class CallRecord:
     @property
     def cost_bytes(self) -> int:
         """What the record is counted as against the store's bound."""
-        return 512 + (self.outcome.final.ByteSize() if self.outcome is not None else self.request_bytes)
+        return 512 + (self.outcome.size if self.outcome is not None else self.request_bytes)
 
     def with_attempt_ended(
         self, number: int, outcome: tool_pb2.Outcome, started: tool_pb2.Started, detail: str
@@ -85,6 +102,8 @@ class CallRecord:
         """
         if self.outcome is None:
             raise ValueError(f"the call {self.key} has no outcome yet")
+        if self.outcome.stored_bytes:
+            raise ValueError(f"the output of the call {self.key} is in the store: load the record")
         return gateway_pb2.ServerFrame.Result(
             key=self.key,
             tool=self.tool,

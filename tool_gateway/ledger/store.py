@@ -29,7 +29,7 @@ class Exists:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The key was there with other arguments; nothing changed."""
+    """The key was there with other arguments; nothing changed. Of a result perhaps only the head is given."""
 
     record: CallRecord
 
@@ -58,8 +58,14 @@ class Full:
 Creation = Created | Exists | Conflict | Fenced | Gone | Full
 
 
+class LedgerUnavailable(Exception):
+    """The store's medium failed, and nothing of the step counts; the text is one sentence. The same step may succeed
+    once the medium is well again."""
+
+
 class LedgerStore(Protocol):
-    """Call state. Every method may wait for its medium; what it returns has been committed."""
+    """Call state. Every method may wait for its medium; what it returns has been committed. Steps take effect in the
+    order in which they were asked for. Where the medium fails a method raises LedgerUnavailable."""
 
     @property
     def durability(self) -> tool_pb2.Durability: ...
@@ -106,7 +112,7 @@ class LedgerStore(Protocol):
         ...
 
     async def list_session(self, session_id: str) -> list[CallRecord]:
-        """Calls of this session that have not been released, oldest first."""
+        """Calls of this session that have not been released, oldest first; of results perhaps only the heads."""
         ...
 
     async def sweep(self, now: float) -> int:
