@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fermata_cli import demo
+from fermata_cli.view.follow import scrape
 from tests.integration.cluster.processes import Fermata, cluster_of, run, sets
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -91,6 +92,25 @@ def test_ctrl_c_while_it_starts_leaves_nothing(phase: str, tmp_path: Path) -> No
         assert "interrupted before the first step (starting the cluster" in command.err
     assert json.loads((tmp_path / "demo" / "targets.json").read_text()) == []
     assert json.loads((tmp_path / "demo" / "summary.json").read_text())["outcome"] == "interrupted"
+
+
+def test_a_cluster_with_tls_lets_its_own_in(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    flags = ("--runs", str(tmp_path), "--tls", *sets("runtime.metrics_tls=true"))
+    with Fermata("demo", *flags, folder=tmp_path) as command:
+        command.until_said("starting the engine", 60)
+        rows = cluster_of(run_dir)
+        for row in rows.values():
+            assert row["metrics"].startswith("https://")
+            assert scrape(row["metrics"], run_dir / "tls" / "ca.pem"), row["name"]
+            assert scrape(row["metrics"]) == []  # nobody else's authority vouches for it
+        ask = ("tools", "call", "calculator", '{"expression": "12*34"}', "--gateway", rows["gateway"]["address"])
+        assert run(*ask, "--config", str(run_dir / "fermata.yaml"), folder=tmp_path)[:2] == (0, "408\n")
+        assert run(*ask, folder=tmp_path)[0] == 3
+        command.interrupt()
+        assert command.finish(60)[0] == 130, command.err
+    assert "the weights themselves travel in clear" in command.err
+    assert json.loads((run_dir / "summary.json").read_text())["tls"] is True
 
 
 def test_ctrl_c_before_anything_is_started(tmp_path: Path) -> None:
