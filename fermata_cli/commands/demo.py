@@ -113,9 +113,7 @@ class DemoRun:
     async def _train(self, cluster: LocalCluster) -> None:
         self._show.say(f"the run is in {self._run_dir}, its logs in {self._run_dir / 'logs'}")
         if self._settings.identity is not None:
-            self._show.say(
-                "mutual TLS and a token on all gRPC; the weights themselves travel in clear"
-            )
+            self._show.say("mutual TLS and a token on all gRPC; the weights themselves travel in clear")
         try:
             await cluster.start()
         finally:
