@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import io
 import socket
 import ssl
 import threading
@@ -33,6 +34,7 @@ TOOL_BUCKETS: Final = (
 
 _MAX_CLIENTS: Final = 64
 _CLIENT_S: Final = 10.0  # what one client gets before it may be cut off
+_REQUEST_BYTES: Final = 32_768  # what is read of one request; http.server alone would hold 6 MB of headers
 
 _servers: dict[int, _Server] = {}
 
@@ -105,8 +107,29 @@ def _say(start_response: Any, status: str, text: str) -> Iterable[bytes]:
     return [body]
 
 
+class _FirstBytes(io.BufferedIOBase):
+    """The beginning of what a client sends; after that it is as if it had sent no more."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = _REQUEST_BYTES
+
+    def readline(self, size: int | None = -1) -> bytes:
+        line: bytes = self._file.readline(self._left if size is None or size < 0 else min(size, self._left))
+        self._left -= len(line)
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 class _Handler(WSGIRequestHandler):
     timeout = _CLIENT_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _FirstBytes(self.rfile)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape every few seconds is no news."""

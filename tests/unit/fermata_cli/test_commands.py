@@ -16,9 +16,9 @@ from fermata_cli.cluster.certificates import Authority
 from fermata_cli.cluster.plan import Role
 from fermata_cli.commands.demo_settings import DemoOptions, DemoSettings
 from fermata_cli.main import main
+from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
 
 CASES = Path(__file__).parents[2] / "cases"
-from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
 
 
 @pytest.fixture(autouse=True)

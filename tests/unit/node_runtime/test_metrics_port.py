@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,21 @@ def test_clients_that_say_nothing_keep_nobody_waiting() -> None:
         while threading.active_count() > before + metrics._MAX_CLIENTS + 2:
             assert time.monotonic() < deadline, "threads pile up"
             time.sleep(0.02)
+
+
+def test_endless_headers_are_not_held() -> None:
+    head = b"GET /healthz HTTP/1.1\r\n" + b"".join(b"X-%d: " % i + b"a" * 60_000 + b"\r\n" for i in range(99))
+    tracemalloc.start()
+    try:
+        with serving(PLAIN) as port, contextlib.ExitStack() as open_clients:
+            for _ in range(8):
+                client = open_clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+                with contextlib.suppress(OSError):  # it is answered, and cut off, before it has sent all
+                    client.sendall(head)
+            assert ask(port, "/healthz") == (200, "ok")
+            assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
