@@ -36,6 +36,12 @@ def _read_pem(path: Path, setting: str, word: bytes) -> bytes:
     data = _read(path, setting)
     if b"-----BEGIN " not in data or word not in data:
         raise NodeError(f"{setting}: {path} holds no PEM {word.decode().lower()}: give a PEM file", EXIT_USAGE)
+    if word == b"PRIVATE KEY" and b"ENCRYPTED" in data:
+        raise NodeError(
+            f"{setting}: {path} holds an encrypted key, and a process can ask nobody for its passphrase: give the key "
+            "without one, readable by its owner alone",
+            EXIT_USAGE,
+        )
     return data
 
 

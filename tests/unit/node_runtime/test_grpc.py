@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from cryptography.hazmat.primitives import serialization
 from fermata.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -278,7 +279,14 @@ async def test_unusable_token_files(tmp_path: Path, content: bytes | None, told:
 async def test_unusable_tls_files(authority: Authority, tmp_path: Path) -> None:
     pem, other = authority.issue("server"), authority.issue("other")
     (tmp_path / "no.pem").write_text("hello")
+    key = serialization.load_pem_private_key(pem.key.read_bytes(), None)
+    (tmp_path / "locked.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
+        )
+    )
     for tls, told in (
+        ({"cert_file": pem.cert, "key_file": tmp_path / "locked.key"}, "locked.key holds an encrypted key"),
         ({"cert_file": tmp_path / "none.pem", "key_file": pem.key}, "cert_file: .* does not exist"),
         ({"cert_file": tmp_path / "no.pem", "key_file": pem.key}, "cert_file: .* holds no PEM certificate"),
         ({"cert_file": pem.cert, "key_file": pem.cert}, "key_file: .* holds no PEM private key"),
