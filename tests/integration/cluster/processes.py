@@ -115,6 +115,11 @@ def cluster_of(run_dir: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
+def scraped(run_dir: Path) -> set[str]:
+    """The processes of a run that its targets.json sends Prometheus to."""
+    return {target["labels"]["node"] for target in json.loads((run_dir / "targets.json").read_text())}
+
+
 def sets(*pairs: str) -> Sequence[str]:
     """`--set` flags."""
     return [word for pair in pairs for word in ("--set", pair)]

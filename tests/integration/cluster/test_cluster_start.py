@@ -12,7 +12,7 @@ import pytest
 
 from fermata_cli import demo
 from fermata_cli.view.follow import scrape
-from tests.integration.cluster.processes import Fermata, cluster_of, run, sets
+from tests.integration.cluster.processes import Fermata, cluster_of, run, scraped, sets
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -90,7 +90,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(phase: str, tmp_path: Path) -> No
         assert command.left() == []
         assert "SIGINT: stopping everything in order" in command.err
         assert "interrupted before the first step (starting the cluster" in command.err
-    assert json.loads((tmp_path / "demo" / "targets.json").read_text()) == []
+    assert scraped(tmp_path / "demo") == set()
     assert json.loads((tmp_path / "demo" / "summary.json").read_text())["outcome"] == "interrupted"
 
 
@@ -147,8 +147,7 @@ def test_the_command_killed_leaves_nothing(tmp_path: Path) -> None:
         command.until_said("gateway is up", 60)
         rows = cluster_of(tmp_path / "demo")
         assert len(rows) == 3
-        targets = json.loads((tmp_path / "demo" / "targets.json").read_text())
-        assert {target["labels"]["node"] for target in targets} == set(rows)
+        assert scraped(tmp_path / "demo") == set(rows)
         command.process.kill()
         command.process.wait(10)
         deadline = time.monotonic() + 30

@@ -12,7 +12,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from node_runtime.spans import read_spans
-from tests.integration.cluster.processes import Fermata, cluster_of, run, sets
+from tests.integration.cluster.processes import Fermata, cluster_of, run, scraped, sets
 from tests.unit.fermata_cli.test_report import FIELDS
 
 pytestmark = [pytest.mark.integration, pytest.mark.vllm, pytest.mark.timeout(420)]
@@ -75,7 +75,11 @@ def test_a_short_run_from_start_to_end(tmp_path: Path) -> None:
         assert rows.keys() == {"backend-calculator", "backend-search", "gateway", "rollout-0", "trainer"}
         for row in rows.values():
             look_at(row)
+        assert scraped(run_dir) == rows.keys()
         command.until_said("stays up until Ctrl-C", 120)
+        command.until(
+            lambda: scraped(run_dir) == rows.keys() - {"trainer"}, 10, "Prometheus is sent to a trainer that has ended"
+        )
         asked = ("tools", "call", "calculator", '{"expression": "12*34"}', "--gateway", rows["gateway"]["address"])
         code, out, err = run(*asked, folder=tmp_path)
         assert (code, out) == (0, "408\n"), err

@@ -17,7 +17,7 @@ import pytest
 
 from fermata_cli.view.follow import scrape, total
 from node_runtime.spans import Span, read_spans
-from tests.integration.cluster.processes import Fermata, cluster_of, sets
+from tests.integration.cluster.processes import Fermata, cluster_of, scraped, sets
 
 pytestmark = [pytest.mark.integration, pytest.mark.vllm, pytest.mark.timeout(420)]
 
@@ -42,11 +42,6 @@ def calls(run_dir: Path) -> list[Span]:
     return [span for span in spans if span.kind == "tool-run" and span.attributes.get("seen_from") == "node"]
 
 
-def watched(run_dir: Path) -> set[str]:
-    """Whom Prometheus is to scrape."""
-    return {target["labels"]["node"] for target in json.loads((run_dir / "targets.json").read_text())}
-
-
 def test_the_run_goes_on_and_nothing_runs_twice(tmp_path: Path) -> None:
     ledger, run_dir = tmp_path / "executions.jsonl", tmp_path / "demo"
     arguments = ("demo", "--runs", str(tmp_path), "--steps", "4", "--slow-share", "0", *SETTINGS)
@@ -61,9 +56,9 @@ def test_the_run_goes_on_and_nothing_runs_twice(tmp_path: Path) -> None:
         killed_from = time.time()
         os.kill(row["pid"], signal.SIGKILL)
         killed_to = time.time()
-        command.until(lambda: "gateway" not in watched(run_dir), 10, "Prometheus is sent to a gateway that is down")
+        command.until(lambda: "gateway" not in scraped(run_dir), 10, "Prometheus is sent to a gateway that is down")
         command.until_said("gateway is up again", 60)
-        assert "gateway" in watched(run_dir)
+        assert "gateway" in scraped(run_dir)
         again = cluster_of(run_dir)["gateway"]
         assert (again["address"], again["metrics"]) == (row["address"], row["metrics"])
         assert again["pid"] != row["pid"]
