@@ -23,6 +23,7 @@ from node_runtime.grpc_channel import open_channel, told_error
 from node_runtime.keys import CallKey
 from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
+from tool_gateway.client.endings import Dead, ended_by
 from tool_gateway.client.interface import ToolCaller
 from tool_gateway.client.requests import call_start, local_result
 from tool_gateway.client.state import CallStart, CatalogueChanged, ClientState, Effect, Ended, Noticed, Resolved
@@ -316,7 +317,7 @@ class ToolGateway:
             welcomed = state.welcomed
             if reader.done() and not reader.cancelled() and reader.exception() is None:
                 wait_s = reader.result()
-            error = _ended_by(*tasks)
+            error = ended_by(*tasks)
         finally:
             call.cancel()
             for task in tasks:
@@ -372,7 +373,7 @@ class ToolGateway:
                 return
             now = self._now()
             if state.may_leave and len(self._addresses) > 1:
-                raise _Dead("the gateway drains")
+                raise Dead("the gateway drains")
             events = state.take(now)
             if events:
                 self.frames_sent += 1
@@ -401,7 +402,7 @@ class ToolGateway:
             if left <= 0:
                 break
             await asyncio.sleep(left)
-        raise _Dead("the gateway did not answer three pings" if self._state.welcomed else "no Welcome came in time")
+        raise Dead("the gateway did not answer three pings" if self._state.welcomed else "no Welcome came in time")
 
     async def _keep_deadlines(self) -> None:
         """Deadlines hold with and without a connection; calls not accepted in time are queued again."""
@@ -483,19 +484,3 @@ if TYPE_CHECKING:
 def _bounded(seconds: float) -> float:
     """From 0 to the longest time that is understood; what is no number is 0."""
     return min(seconds, _MAX_TIME_S) if seconds > 0 else 0.0
-
-
-class _Dead(Exception):
-    """The connection is given up by us."""
-
-
-def _ended_by(*tasks: asyncio.Task[Any]) -> BaseException | None:
-    """What ended the connection, where it was an error; those of ours are raised."""
-    for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(
-                error, grpc.aio.AioRpcError | asyncio.InvalidStateError | grpc.aio.BaseError | TimeoutError | _Dead
-            ):
-                return error
-            raise error
-    return None
