@@ -20,7 +20,7 @@ from node_runtime.spans import Span, SpanWriter
 from tool_gateway.backends import Backend, Lease
 from tool_gateway.backends.attempt import attach, invoke
 from tool_gateway.calls import Call, attempt_timeout_s, margin_s
-from tool_gateway.ledger import AttemptRecord, Fenced, LedgerStore
+from tool_gateway.ledger import AttemptRecord, CallRecord, Fenced, LedgerStore, LedgerUnavailable
 from tool_gateway.metrics import ATTEMPT_DURATION, ATTEMPTS, RETRIES, outcome_label
 from tool_gateway.policy import AttemptEnd, Done, InstanceGone, Lost, Rejoin, RetryPolicy, TimedOut, timeout_final
 from tool_gateway.settings import GatewaySettings
@@ -78,11 +78,15 @@ class Attempts:
             )
             return await self._follow(call, lease, end, nth=nth, ends_at=ends_at, by_deadline=by_deadline, since=since)
 
-    async def join(self, call: Call, lease: Lease) -> tool_pb2.Final:
-        """The call was found at this lease's instance, begun by an earlier gateway: wait for its end there."""
+    async def join(self, call: Call, lease: Lease, *, begun: bool = False) -> tool_pb2.Final:
+        """The call was found at this lease's instance, begun by an earlier gateway: wait for its end there.
+
+        `begun`: the ledger holds that attempt.
+        """
         call.attempts = max(1, call.attempts)
-        refused = await self._begin(call, lease)
-        if refused is not None:
+        if begun:
+            self._announce(call, lease)
+        elif (refused := await self._begin(call, lease)) is not None:
             return refused
         found = Lost("the gateway that began the call is gone", joined=True)
         most = self._settings.retry.attempts  # no attempt may follow: what it was given cannot be told any more
@@ -99,7 +103,7 @@ class Attempts:
         """Commit attempt → instance, then tell. A Final: the call may not be attempted."""
         now = asyncio.get_running_loop().time()
         record = AttemptRecord(call.attempts, lease.instance_id, lease.backend.address, now)
-        committed = await self._ledger.begin_attempt(call.start.key, record)
+        committed = await self._commit(call, record)
         if isinstance(committed, Fenced):
             return make_final(
                 tool_pb2.OUTCOME_FENCED,
@@ -110,6 +114,24 @@ class Attempts:
             return make_final(tool_pb2.OUTCOME_CANCELLED, detail="the call was released", started=call.started)
         if committed.outcome is not None:
             return committed.outcome.final
+        self._announce(call, lease)
+        return None
+
+    async def _commit(self, call: Call, record: AttemptRecord) -> CallRecord | Fenced | None:
+        """Waits for as long as the ledger cannot be written: without its word nothing is invoked."""
+        tries = 0
+        while True:
+            try:
+                committed = await self._ledger.begin_attempt(call.start.key, record)
+            except LedgerUnavailable as problem:
+                call.waiting_for = f"the ledger: {problem}"
+                tries += 1
+                await asyncio.sleep(self._policy.pause(tries))
+            else:
+                call.waiting_for = ""
+                return committed
+
+    def _announce(self, call: Call, lease: Lease) -> None:
         call.at = lease.backend
         call.instance_id = lease.instance_id
         call.started = tool_pb2.STARTED_UNKNOWN
@@ -118,7 +140,6 @@ class Attempts:
         event.started.attempt = call.attempts
         event.started.instance_id = lease.instance_id
         self._tell(call, event)
-        return None
 
     async def _follow(
         self,
@@ -148,7 +169,7 @@ class Attempts:
         call.at = None
         call.disturbed = False
         shown = decision.final if isinstance(decision, Done) else self._policy.final_of(end, call.traits)
-        await self._ledger.end_attempt(call.start.key, call.attempts, shown.outcome, shown.started, shown.detail)
+        await self._end(call, shown)
         call.run_s += time.monotonic() - since
         outcome = outcome_name(shown.outcome)
         _count(lease, outcome_label(shown.outcome), since)
@@ -164,6 +185,12 @@ class Attempts:
             "another attempt follows", key=call.start.key, attempt=call.attempts, outcome=outcome, why=shown.detail
         )
         return Again(decision.delay_s)
+
+    async def _end(self, call: Call, shown: tool_pb2.Final) -> None:
+        try:
+            await self._ledger.end_attempt(call.start.key, call.attempts, shown.outcome, shown.started, shown.detail)
+        except LedgerUnavailable as problem:  # the ledger takes the attempt for one that may still run: that is safe
+            _log.debug("an attempt's end was not stored", key=call.start.key, why=str(problem))
 
     async def _rejoin(self, call: Call, lease: Lease, within_s: float, ends_at: float, lost: AttemptEnd) -> AttemptEnd:
         """Seek the instance until it is reached, is known to be gone, or `within_s` are over."""

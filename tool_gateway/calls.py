@@ -13,7 +13,7 @@ from fermata.v1 import gateway_pb2, tool_pb2
 from node_runtime.keys import CallKey, InvalidKey, args_sha256
 from tool_gateway.backends import Backend
 from tool_gateway.catalogue import Tool
-from tool_gateway.ledger import CallRecord
+from tool_gateway.ledger import AttemptRecord, CallRecord
 from tool_gateway.metrics import CALLS_IN_FLIGHT
 from tool_gateway.policy import ToolTraits
 from tool_gateway.settings import LimitSettings, TimeoutSettings
@@ -57,7 +57,11 @@ class Call:
     unproven: bool = False
     """An attempt, ours or one of another gateway, ended without proof that it had not started."""
     only: tuple[str, str] | None = field(default=None)
-    """After a takeover: the one (address, instance) where the call may start."""
+    """After a takeover or a recovery: the one (address, instance) where the call may start."""
+    recorded: tuple[AttemptRecord, ...] = ()
+    """Attempts of an earlier gateway, from the ledger."""
+    foreign: bool | None = None
+    """Of a call that was in the ledger: whether it may have been started before it came there."""
 
     @property
     def traits(self) -> ToolTraits:
@@ -78,12 +82,23 @@ class Call:
 
     @property
     def resent(self) -> bool:
-        return self.start.resend or self.start.mode == CallStart.MODE_JOIN_ONLY
+        """An attempt that the ledger does not hold may have started the call, or it must not be started at all."""
+        sent_before = self.start.resend if self.foreign is None else self.foreign
+        return sent_before or self.start.mode == CallStart.MODE_JOIN_ONLY
 
     @property
     def generation(self) -> int:
         """The generation that owns the trajectory, as the caller sees it."""
         return max(self.start.generation, self.key.generation)
+
+    def resume(self, record: CallRecord) -> None:
+        """Go on where the ledger says that an earlier gateway was: with its deadline and its attempts."""
+        self.received_at, self.deadline_at = record.received_at, record.deadline_at
+        self.stamped_after = min(self.stamped_after, record.received_at)
+        self.recorded, self.foreign = record.attempts, record.foreign
+        self.attempts = max((attempt.number for attempt in record.attempts), default=0)
+        if record.attempts:
+            self.instance_id = record.attempts[-1].instance_id
 
     def record(self, session_id: str) -> CallRecord:
         return CallRecord(
@@ -98,6 +113,7 @@ class Call:
             received_at=self.received_at,
             deadline_at=self.deadline_at,
             request_bytes=self.start.ByteSize(),
+            foreign=self.resent,
         )
 
 

@@ -7,7 +7,8 @@ the session that owns the key at that moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fermata.v1 import gateway_pb2, tool_pb2
@@ -21,15 +22,32 @@ from tool_gateway.backends.attempt import cancel
 from tool_gateway.calls import Call, CallStart, margin_s, read_start, total_timeout_s
 from tool_gateway.driver import Driver
 from tool_gateway.hub import Attached, SessionHub, goodbye
-from tool_gateway.ledger import CallRecord, Conflict, Created, Ending, Exists, Fenced, Full, Gone, LedgerStore
-from tool_gateway.ledger.store import Creation
+from tool_gateway.ledger import (
+    AttemptRecord,
+    CallRecord,
+    Conflict,
+    Created,
+    Creation,
+    Ending,
+    Exists,
+    Fenced,
+    Full,
+    Gone,
+    LedgerStore,
+    LedgerUnavailable,
+)
 from tool_gateway.metrics import CALL_DURATION, CALLS, fault_label, outcome_label
 from tool_gateway.policy import cut_output
+from tool_gateway.recoveries import Recoveries
+from tool_gateway.recovery import open_attempts
+from tool_gateway.session import Session
 from tool_gateway.settings import GatewaySettings
 
 _log = get_logger(__name__)
 Event = gateway_pb2.ServerFrame.Event
 Result = gateway_pb2.ServerFrame.Result
+_LEAVING = "the gateway is leaving: send the call to another"
+_STORE_AGAIN_S = 1.0
 
 
 class Dispatcher:
@@ -48,6 +66,7 @@ class Dispatcher:
         self._tasks: asyncio.TaskGroup | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        self._recoveries = Recoveries(settings, backends)
         self._driver = Driver(settings, ledger, backends, spans, self._tell, self._cancel_in_background)
 
     async def run(self) -> None:
@@ -92,34 +111,43 @@ class Dispatcher:
 
     def cancel(self, attached: Attached, key: str, reason: str) -> None:
         reason = reason or "the caller cancelled the call"
+        session_id = attached.session.session_id
         call = self.running.get(key)
-        if call is not None:
-            if call.session_id == attached.session.session_id:  # else it is another owner's by now
-                self._cancel(call, reason)
-        elif (admitting := self._admitting.get(key)) is not None and (
-            admitting.session_id == attached.session.session_id
-        ):
-            admitting.cancelled = reason
+        if call is not None and call.session_id == session_id:
+            self._cancel(call, reason)
+        elif (admitting := self._admitting.get(key)) is not None and admitting.session_id == session_id:
+            admitting.cancelled = reason  # it may become the owner of what runs for another one now
 
-    async def ack(self, attached: Attached, seq: int) -> None:
+    def ack(self, attached: Attached, seq: int) -> None:
         keys = attached.session.ack(seq)
         if keys:
-            await self.ledger.ack(attached.session.session_id, keys)
+            self._spawn(self._store_ack(attached.session.session_id, keys), "ack")
             self._hub.acked.raise_()
         if attached.session.ready:
             attached.wake()
 
+    async def _store_ack(self, session_id: str, keys: list[str]) -> None:
+        try:
+            await self.ledger.ack(session_id, keys)
+        except LedgerUnavailable as problem:  # then these results are not the first to go
+            _log.debug("acknowledgements were not stored", results=len(keys), why=str(problem))
+
     async def release(self, attached: Attached, release: gateway_pb2.ClientFrame.Release) -> None:
         run_id = attached.session.run_id
-        running = await self.ledger.release(run_id, release.keys) if release.keys else []
-        if release.trajectory_id:
-            running += await self.ledger.release_trajectory(run_id, release.trajectory_id, release.generation)
+        try:
+            running = await self.ledger.release(run_id, release.keys) if release.keys else []
+            if release.trajectory_id:
+                running += await self.ledger.release_trajectory(run_id, release.trajectory_id, release.generation)
+        except LedgerUnavailable as problem:  # retention ends what the release would have ended sooner
+            _log.warning("a release was not stored", run=run_id, trajectory=release.trajectory_id, why=str(problem))
+            return
         for key in running:
             if (call := self.running.get(key)) is not None:
                 call.release_when_done = True
-                self._cancel(call, "the call was released while it ran")
+        self._cancel_all(running, "the call was released while it ran")
 
     async def fence(self, attached: Attached, fence: gateway_pb2.ClientFrame.FenceTrajectory) -> None:
+        """Raises LedgerUnavailable: late writers would not be refused, so the client has to say it again."""
         session = attached.session
         if fence.run_id and fence.run_id != session.run_id:
             _log.warning("a fence for another run was refused", run=session.run_id, other=fence.run_id)
@@ -132,19 +160,32 @@ class Dispatcher:
         self._cancel_all(fenced, f"generation {fence.generation} owns the trajectory {fence.trajectory_id} now")
 
     def cancel_session(self, attached: Attached, reason: str) -> None:
-        """The client is gone for good: stop what runs for it."""
+        """The client is gone for good: stop what runs for it, and what ran for it at an earlier gateway."""
         self._cancel_all(list(attached.calls), reason)
+        self._spawn(self._abandon_session(attached.session.session_id, reason), "abandon a session")
 
-    async def replay(self, attached: Attached) -> None:
-        """The client counts in another incarnation: give it every result of its that has not been released."""
-        records = await self.ledger.list_session(attached.session.session_id)
-        attached.session.renumber(record.to_result() for record in records if record.done)
+    async def unacknowledged(self, session: Session) -> list[Result]:
+        """For a client that counts in another incarnation: every result of its that it has not acknowledged."""
+        results = []
+        for head in await self.ledger.list_session(session.session_id):
+            if head.done and not head.acked and head.run_id == session.run_id:
+                try:
+                    record = await self.ledger.load(head.key)
+                except LedgerUnavailable as problem:
+                    _log.error("a result cannot be given again", key=head.key, why=str(problem))
+                    continue
+                if isinstance(record, CallRecord) and record.session_id == session.session_id:
+                    results.append(record.to_result())
+        return results
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
     async def _admit(self, attached: Attached, call: Call) -> None:
         try:
             creation = await self._create(attached, call)
+        except LedgerUnavailable as problem:
+            self._refuse(attached, call.start, _overloaded(str(problem), 1000))
+            return
         finally:
             if self._admitting.get(call.start.key) is call:
                 del self._admitting[call.start.key]
@@ -154,7 +195,7 @@ class Dispatcher:
     async def _create(self, attached: Attached, call: Call) -> Creation | None:
         key = call.start.key
         if self.draining and key not in self.running and await self.ledger.load(key) is None:
-            self._refuse(attached, call.start, _overloaded("the gateway is leaving: send the call to another", 500))
+            self._refuse(attached, call.start, _overloaded(_LEAVING, 500))
             return None
         return await self.ledger.create(call.record(attached.session.session_id))
 
@@ -164,7 +205,13 @@ class Dispatcher:
             case Created():
                 await self._run(attached, call)
             case Exists(record, previous):
-                self._join(attached, call, record, previous)
+                if record.done or key in self.running:
+                    self._join(attached, call, record, previous)
+                elif self.draining:
+                    self._refuse(attached, call.start, _overloaded(_LEAVING, 500))
+                else:  # the gateway that drove it is gone
+                    call.resume(record)
+                    await self._run(attached, call)
             case Conflict(record):
                 self._refuse(
                     attached,
@@ -206,7 +253,7 @@ class Dispatcher:
         self.running[key] = call
         attached.calls.add(key)
         self._idle.clear()
-        self._accept(attached, call, joined=False)
+        self._accept(attached, call, joined=call.foreign is not None)
         call.count_in_flight(call.tool_label)
         try:
             try:
@@ -227,7 +274,9 @@ class Dispatcher:
 
     def _never_run(self, call: Call, reason: str) -> tool_pb2.Final:
         """The end of a call that was cancelled before it was run here. It may run since an earlier gateway's time."""
-        if call.resent:
+        if call.recorded:
+            call.started = self._cancel_recorded(call.start.key, call.recorded, reason)
+        elif call.resent:
             call.started = tool_pb2.STARTED_UNKNOWN
             address = self._backends.address_of(call.start.last_instance_id)
             if address is not None:
@@ -244,6 +293,8 @@ class Dispatcher:
                 old.calls.discard(key)
             attached.calls.add(key)  # also where the session is the same, forgotten and come back
             running.session_id = session.session_id
+            if asking.cancelled is not None:
+                self._cancel(running, asking.cancelled)
         self._accept(attached, asking, joined=True, deadline_at=record.deadline_at)
         if record.done:
             if not (previous == session.session_id and session.holds_result(key)):
@@ -297,29 +348,94 @@ class Dispatcher:
             instance_id=call.instance_id,
             attempts=call.attempts,
         )
-        record = await self.ledger.finish(key, ending, now)
+        record = await self._store(call, ending, now)
         if call.finished:
             return
         call.finished = True
         self.running.pop(key, None)
         if not self.running:
             self._idle.set()
+        if record is not None and record.outcome is not None:
+            final = record.outcome.final  # an outcome that was stored before this one stays
+            self._deliver(record)
         fault = fault_label(final.fault)
         CALLS.labels(tool=call.tool_label, outcome=outcome_label(final.outcome), fault=fault).inc()
         CALL_DURATION.labels(tool=call.tool_label, fault=fault).observe(now - call.received_at)
-        if record is not None:
-            attached = self._hub.sessions.get(record.session_id)
-            if attached is not None:
-                attached.calls.discard(key)
-                attached.session.add_result(record.to_result())
-                attached.wake()
         if call.release_when_done:
-            await self.ledger.release(call.key.run_id, [key])
+            try:
+                await self.ledger.release(call.key.run_id, [key])
+            except LedgerUnavailable as problem:
+                _log.debug("a release was not stored", key=key, why=str(problem))
+
+    def _deliver(self, record: CallRecord) -> None:
+        attached = self._hub.sessions.get(record.session_id)
+        if attached is not None:
+            attached.calls.discard(record.key)
+            attached.session.add_result(record.to_result())
+            attached.wake()
+
+    async def _store(self, call: Call, ending: Ending, now: float) -> CallRecord | None:
+        """The record with its one outcome. A result that cannot be stored now reaches its session all the same, and is
+        marked."""
+        key = call.start.key
+        try:
+            return await self.ledger.finish(key, ending, now)
+        except LedgerUnavailable as problem:
+            _log.warning("a result was not stored", key=key, why=str(problem))
+            self._spawn(self._store_later(key, ending, now), f"store {key}")
+            told = tool_pb2.Final()
+            told.CopyFrom(ending.final)
+            told.detail = f"{told.detail}; it is not stored: {problem}".removeprefix("; ")
+            return replace(call.record(call.session_id), outcome=replace(ending, final=told), finished_at=now)
+
+    async def _store_later(self, key: str, ending: Ending, now: float) -> None:
+        """Until it is stored. Meanwhile new calls are refused: there are no more of these than calls ran at once."""
+        while True:
+            await asyncio.sleep(_STORE_AGAIN_S)
+            try:
+                await self.ledger.finish(key, ending, now)
+            except LedgerUnavailable:
+                continue
+            return
 
     def _cancel_all(self, keys: Collection[str], reason: str) -> None:
         for key in keys:
             if (call := self.running.get(key)) is not None:
                 self._cancel(call, reason)
+            else:
+                self._spawn(self._abandon(key, reason), f"abandon {key}")
+
+    async def _abandon_session(self, session_id: str, reason: str) -> None:
+        heads = await self.ledger.list_session(session_id)
+        self._cancel_all([head.key for head in heads if not head.done and head.key not in self.running], reason)
+
+    async def _abandon(self, key: str, reason: str) -> None:
+        """The end of a call that an earlier gateway drove, and that nobody asks for any more."""
+        record = await self.ledger.load(key)
+        if not isinstance(record, CallRecord) or record.done or key in self.running:
+            return
+        started = self._cancel_recorded(key, record.attempts, reason)
+        final = make_final(tool_pb2.OUTCOME_CANCELLED, detail=reason, started=started)
+        try:
+            done = await self.ledger.finish(key, Ending(final, attempts=len(record.attempts)), self._now())
+        except LedgerUnavailable as problem:  # it expires a while after its deadline
+            _log.warning("the end of a call was not stored", key=key, why=str(problem))
+        else:
+            if done is not None:
+                self._deliver(done)
+
+    def _cancel_recorded(self, key: str, attempts: Sequence[AttemptRecord], reason: str) -> tool_pb2.Started:
+        """Tell the instances that may run the call; whether there are any."""
+        attempts = open_attempts(attempts, foreign=False)
+        if not attempts:
+            return tool_pb2.STARTED_NO
+        self._spawn(self._tell_recorded(key, attempts, reason), f"backend cancel {key}")
+        return tool_pb2.STARTED_UNKNOWN
+
+    async def _tell_recorded(self, key: str, attempts: Sequence[AttemptRecord], reason: str) -> None:
+        found = await self._recoveries.find(attempts, self._settings.retry.rejoin_s)
+        for backend in found.values():
+            await self._tell_backend(backend, key, reason)
 
     def _cancel(self, call: Call, reason: str) -> None:
         if call.cancelled is None and not call.finished:

@@ -19,6 +19,8 @@ from tool_gateway.catalogue import Tool, unknown_tool_sentence
 from tool_gateway.ledger import LedgerStore
 from tool_gateway.metrics import QUEUE_DURATION
 from tool_gateway.policy import timeout_final, vouch
+from tool_gateway.recoveries import Recoveries
+from tool_gateway.recovery import open_attempts
 from tool_gateway.settings import GatewaySettings
 from tool_gateway.takeovers import Takeovers
 
@@ -42,6 +44,7 @@ class Driver:
         self._cancel_backend = cancel_backend
         self._attempts = Attempts(settings, ledger, spans, tell, cancel_backend)
         self._takeovers = Takeovers(settings, backends)
+        self._recoveries = Recoveries(settings, backends)
 
     async def run(self, call: Call) -> tool_pb2.Final:
         """The call's Final. Cancelled from outside, it leaves ``call.at`` to whoever cancelled."""
@@ -64,17 +67,18 @@ class Driver:
     async def _run(self, call: Call) -> tool_pb2.Final:
         tool = await self._find_and_check(call)
         if isinstance(tool, tool_pb2.Final):
-            return tool
+            return _unless_begun(call, tool)
         prefer: str | None = None
-        if call.resent:
-            taken = await self._takeovers.run(call)
+        if call.recorded or call.resent:
+            earlier = self._recoveries if call.recorded else self._takeovers
+            taken = await earlier.run(call)
             if isinstance(taken, tool_pb2.Final):
                 return taken
             if taken is not None:
                 return await self._on_lease(call, self._backends.lease_at(taken, tool))
-            prefer = self._backends.address_of(call.start.last_instance_id)
+            prefer = self._backends.address_of(call.instance_id or call.start.last_instance_id)
         avoid: str | None = None
-        nth = 0
+        nth = sum(attempt.outcome != tool_pb2.OUTCOME_UNSPECIFIED for attempt in call.recorded)
         while True:
             try:
                 lease = await self._acquire(call, avoid, prefer)
@@ -96,7 +100,7 @@ class Driver:
 
     async def _on_lease(self, call: Call, lease: Lease) -> tool_pb2.Final:
         try:
-            return await self._attempts.join(call, lease)
+            return await self._attempts.join(call, lease, begun=bool(call.recorded))
         finally:
             self._backends.give_back(lease)
 
@@ -150,3 +154,11 @@ class Driver:
             record_span(self._spans, call, "tool-queue", since, "", call.attempts + 1)
         call.waiting_for = ""
         return lease
+
+
+def _unless_begun(call: Call, refusal: tool_pb2.Final) -> tool_pb2.Final:
+    """What the catalogue refuses now may have run while it said otherwise: then it is no fault of the model's."""
+    if not open_attempts(call.recorded, foreign=bool(call.foreign)):
+        return refusal
+    detail = f"the call may have run, and the tool {call.start.tool} has changed since: {refusal.detail}"
+    return make_final(tool_pb2.OUTCOME_INDETERMINATE, detail=detail, started=tool_pb2.STARTED_UNKNOWN)

@@ -23,7 +23,7 @@ from tool_gateway.backends import Backends
 from tool_gateway.backends.resolver import LookUp, look_up
 from tool_gateway.dispatcher import Dispatcher
 from tool_gateway.hub import SessionHub
-from tool_gateway.ledger import MemoryLedger
+from tool_gateway.ledger import LedgerStore, LedgerUnavailable, open_ledger
 from tool_gateway.metrics import DRAINING, OLDEST_CALL_AGE
 from tool_gateway.service import SERVICE, GatewayService
 from tool_gateway.settings import GatewaySettings
@@ -37,45 +37,48 @@ CLOSE_S = 2.0
 async def serve(
     settings: GatewaySettings, runtime: RuntimeSettings, lifetime: Lifetime, look_up: LookUp = look_up
 ) -> None:
-    """Runs the gateway until `lifetime.stopping`. Raises NodeError where a port cannot be had."""
+    """Runs the gateway until `lifetime.stopping`. Raises NodeError where a port or the ledger cannot be had."""
     gateway_id = settings.gateway_id or runtime.node_name or f"gateway-{socket.gethostname()}"
     backends = Backends(settings.pools, runtime, settings.timeouts, look_up=look_up)
     hub = SessionHub(settings)
-    ledger = MemoryLedger(settings.ledger)
-    with SpanWriter(runtime.spans_dir, gateway_id) as spans:
-        dispatcher = Dispatcher(settings, ledger, backends, hub, spans)
-        service = GatewayService(settings, gateway_id, secrets.token_hex(8), backends, hub, dispatcher)
-        server = NodeServer(runtime, settings.host, settings.port, what="gateway")
-        add_ToolGatewayServiceServicer_to_server(service, server.server)
-        server.register(SERVICE)
-        metrics_port = start_metrics(runtime, lifetime.health)
-        try:
-            port = await server.start()
-            async with asyncio.TaskGroup() as tasks:
-                background = [
-                    tasks.create_task(backends.run(), name="backends"),
-                    tasks.create_task(dispatcher.run(), name="dispatcher"),
-                    tasks.create_task(service.tell_catalogue(), name="catalogue"),
-                    tasks.create_task(_sweep(hub, ledger, dispatcher), name="sweep"),
-                ]
-                if not settings.pools:
-                    _log.warning("gateway.pools is empty: no tool can be called; name backends there")
-                lifetime.ready(port=port, metrics_port=metrics_port)
-                await lifetime.stopping.wait()
-                await _drain(settings, runtime, server, hub, dispatcher)
-                for task in background:
-                    task.cancel()
-        finally:
-            await backends.close()
-            stop_metrics(metrics_port)
+    async with open_ledger(settings) as ledger:
+        with SpanWriter(runtime.spans_dir, gateway_id) as spans:
+            dispatcher = Dispatcher(settings, ledger, backends, hub, spans)
+            service = GatewayService(settings, gateway_id, secrets.token_hex(8), backends, hub, dispatcher)
+            server = NodeServer(runtime, settings.host, settings.port, what="gateway")
+            add_ToolGatewayServiceServicer_to_server(service, server.server)
+            server.register(SERVICE)
+            metrics_port = start_metrics(runtime, lifetime.health)
+            try:
+                port = await server.start()
+                async with asyncio.TaskGroup() as tasks:
+                    background = [
+                        tasks.create_task(backends.run(), name="backends"),
+                        tasks.create_task(dispatcher.run(), name="dispatcher"),
+                        tasks.create_task(service.tell_catalogue(), name="catalogue"),
+                        tasks.create_task(_sweep(hub, ledger, dispatcher), name="sweep"),
+                    ]
+                    if not settings.pools:
+                        _log.warning("gateway.pools is empty: no tool can be called; name backends there")
+                    lifetime.ready(port=port, metrics_port=metrics_port)
+                    await lifetime.stopping.wait()
+                    await _drain(settings, runtime, server, hub, dispatcher)
+                    for task in background:
+                        task.cancel()
+            finally:
+                await backends.close()
+                stop_metrics(metrics_port)
 
 
-async def _sweep(hub: SessionHub, ledger: MemoryLedger, dispatcher: Dispatcher) -> None:
+async def _sweep(hub: SessionHub, ledger: LedgerStore, dispatcher: Dispatcher) -> None:
     loop = asyncio.get_running_loop()
     while True:
         OLDEST_CALL_AGE.set(dispatcher.oldest_age_s())
         await asyncio.sleep(SWEEP_S)
-        expired = await ledger.sweep(loop.time())
+        try:
+            expired = await ledger.sweep(loop.time())
+        except LedgerUnavailable:  # the store has told it
+            expired = 0
         forgotten = hub.expire(loop.time())
         if expired or forgotten:
             _log.info("expired", results=expired, sessions=len(forgotten))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import grpc
 from fermata.v1 import gateway_pb2, gateway_pb2_grpc, tool_pb2
 
 from tool_gateway.backends import Backends
 from tool_gateway.dispatcher import Dispatcher
 from tool_gateway.hub import SessionHub
-from tool_gateway.ledger import CallRecord, Gone
+from tool_gateway.ledger import CallRecord, Gone, LedgerUnavailable
 from tool_gateway.settings import GatewaySettings
 from tool_gateway.stream import AttachStream
 
@@ -64,7 +65,10 @@ class GatewayService(gateway_pb2_grpc.ToolGatewayServiceServicer):
         request: gateway_pb2.GetCallRequest,
         context: ServicerContext[gateway_pb2.GetCallRequest, gateway_pb2.GetCallResponse],
     ) -> gateway_pb2.GetCallResponse:
-        record = await self._dispatcher.ledger.load(request.key)
+        try:
+            record = await self._dispatcher.ledger.load(request.key)
+        except LedgerUnavailable as problem:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(problem))
         if record is None:
             return gateway_pb2.GetCallResponse(found=False, detail=f"the key {request.key} is not known here")
         if isinstance(record, Gone):

@@ -14,7 +14,8 @@ from fermata.v1 import gateway_pb2, tool_pb2
 
 from node_runtime.logs import get_logger
 from tool_gateway.dispatcher import Dispatcher
-from tool_gateway.hub import Attached, SessionHub
+from tool_gateway.hub import Attached, SessionHub, goodbye
+from tool_gateway.ledger import LedgerUnavailable
 from tool_gateway.metrics import STREAMS_ACTIVE
 from tool_gateway.settings import GatewaySettings
 
@@ -105,12 +106,15 @@ class AttachStream:
         session = attached.session
         same_incarnation = hello.incarnation == self._welcome.incarnation
         if resumed and same_incarnation:
-            await self._dispatcher.ack(attached, hello.resume_from_seq)
+            self._dispatcher.ack(attached, hello.resume_from_seq)
         else:
             if same_incarnation:
                 # The session was forgotten here, not there: what the client counts as seen must not be said again.
                 session.next_seq = max(session.next_seq, hello.resume_from_seq + 1)
-            await self._dispatcher.replay(attached)
+            results = await self._dispatcher.unacknowledged(session)
+            if session.epoch != self._epoch:
+                return  # fenced meanwhile
+            session.renumber(results)
         await self._greet(attached, resumed, catalogue)
         if session.epoch != self._epoch:
             return
@@ -188,11 +192,15 @@ class AttachStream:
             case "cancel":
                 dispatcher.cancel(attached, event.cancel.key, event.cancel.reason)
             case "result_ack":
-                await dispatcher.ack(attached, event.result_ack.seq)
+                dispatcher.ack(attached, event.result_ack.seq)
             case "release":
                 await dispatcher.release(attached, event.release)
             case "fence_trajectory":
-                await dispatcher.fence(attached, event.fence_trajectory)
+                try:
+                    await dispatcher.fence(attached, event.fence_trajectory)
+                except LedgerUnavailable as problem:
+                    self.end(goodbye(tool_pb2.OUTCOME_OVERLOADED, str(problem)))
+                    return False  # what follows, a ping above all, must not be answered as if the fence stood
             case "window":
                 attached.session.add_window(event.window.add_bytes, self._settings.limits.window_bytes)
                 self._wake.set()

@@ -81,7 +81,7 @@ class HandMadeBackend(tool_pb2_grpc.ToolBackendServiceServicer):
         version = options.version
         self.tools = [
             spec("echo", idempotent=True, version_hash=version),
-            spec("pay", idempotent=False, version_hash=version),
+            spec("pay", idempotent=False, version_hash=version, max_concurrency=options.room),
             spec("hang", idempotent=False, version_hash=version, timeout_fault=tool_pb2.FAULT_MODEL),
             spec("one", idempotent=True, version_hash=version, max_concurrency=1),
             spec("short", idempotent=True, version_hash=version, max_output_bytes=10),
@@ -234,6 +234,7 @@ async def main() -> None:
     parser.add_argument("--without", default="", help="features not offered")
     parser.add_argument("--refuse", default="", help="tools answered OVERLOADED, not started")
     parser.add_argument("--broken", default="", help="tools whose schema is none")
+    parser.add_argument("--room", type=int, default=0, help="max_concurrency of pay; 0: no bound")
     parser.add_argument("--version", default="1", help="version_hash of the tools")
     options = parser.parse_args()
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)))

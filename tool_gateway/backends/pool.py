@@ -138,12 +138,13 @@ class Backends:
             raise
 
     async def _acquire_only(self, name: str, address: str, instance_id: str) -> Lease:
-        there = self.backends[address]  # a fixed one: a call that may have been started before starts at no other
         while True:
-            if there.connected and there.instance_id != instance_id:
+            there = self.backends.get(address)
+            serving = [b for b in self.backends.values() if b.instance_id == instance_id and b.serving]
+            replaced = there is not None and there.connected and there.instance_id != instance_id
+            if replaced or (there is None and not serving):  # or its pool's name does not give it any more
                 raise InstanceReplaced(f"the instance {instance_id} at {address}, where the call may start, is gone")
             tool = self.tools.get(name)
-            serving = [b for b in self.backends.values() if b.instance_id == instance_id and b.serving]
             if tool is not None and serving:
                 return self._take(serving[0], tool)
             await self.changed.wait()

@@ -4,6 +4,7 @@ Invariant: a key has at most one terminal result, and an attempt is committed he
 """
 
 from tool_gateway.ledger.memory import MemoryLedger
+from tool_gateway.ledger.opening import open_ledger
 from tool_gateway.ledger.records import AttemptRecord, CallRecord, Ending
 from tool_gateway.ledger.sqlite import SqliteLedger
 from tool_gateway.ledger.store import (
@@ -33,4 +34,5 @@ __all__ = [
     "LedgerUnavailable",
     "MemoryLedger",
     "SqliteLedger",
+    "open_ledger",
 ]

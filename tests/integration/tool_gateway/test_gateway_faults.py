@@ -355,9 +355,10 @@ async def test_a_resent_call_without_a_record_starts_only_where_a_start_is_dispr
 ) -> None:
     backends = [await world.backend(), await world.backend()]
     gateway = await world.gateway([[backend.address for backend in backends]])
+    # The backends' uptime is what is tested: it must exceed the call's age, which counts from Welcome, by the margin.
+    await asyncio.sleep(0.5)
     async with client(gateway.address) as gw:
         await gw.wait_for_tools(["pay"], 10)
-        await asyncio.sleep(0.5)  # the backends' uptime is what is tested: it must exceed the call's age by the margin
         options = CallOptions(earlier=Earlier(age_s=age_s))
         result = await call(gw, "run/t/0/0/0", tool="pay", options=options, text="x")
         assert result.outcome == expected, result.final.detail
