@@ -3,8 +3,9 @@
 
 The chart's own keys are written here by hand; settings come from the processes' own models, and what is handed on to
 Kubernetes (tolerations, volumes, ...) from its published schemas. Invariant: an object takes the keys it names and no
-others, at any depth, so a misspelt key is refused by name before anything is rendered; of settings nothing is required
-that the chart fills in by itself.
+others, at any depth, so a misspelt key is refused by name before anything is rendered; a name has the form that the
+cluster asks of it; what has a default that is not empty may be changed and not taken away (null); of settings nothing
+is required that the chart fills in by itself.
 """
 
 from __future__ import annotations
@@ -16,20 +17,56 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fermata_cli.schema import ALL_SECTIONS
 
 TARGET = Path(__file__).parents[1] / "deploy" / "helm" / "fermata" / "values.schema.json"
+VALUES = TARGET.with_name("values.yaml")
 # The newest that kubernetes-validate has: a key that an older cluster does not know is refused there.
 KUBERNETES = "kubernetes-json-schema/v1.37.0-local-strict/_definitions.json"
 
 Schema = dict[str, Any]
 
+
+def text(pattern: str, longest: int | None = None) -> Schema:
+    return {"type": "string", "pattern": pattern, **({} if longest is None else {"maxLength": longest})}
+
+
 TEXT: Schema = {"type": "string"}
-NAME: Schema = {"type": "string", "minLength": 1}
 FLAG: Schema = {"type": "boolean"}
-TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
-QUANTITY: Schema = {"type": "string", "pattern": "^([0-9]+(\\.[0-9]+)?([EPTGMk]i?|m)?)?$"}
+AMOUNT = "[0-9]+(\\.[0-9]+)?"
+SIZE: Schema = text(f"^{AMOUNT}([EPTGMk]|[EPTGMK]i)?$")
+SIZE_OR_NONE: Schema = text(f"^({AMOUNT}([EPTGMk]|[EPTGMK]i)?)?$")
+DURATION: Schema = text("^([0-9]+(ms|s|m|h|d|w|y))+$")
+# Of an object in the cluster; empty: none.
+OBJECT: Schema = text("^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$", 253)
+LABEL_VALUE: Schema = text("^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", 63)
+LABEL_KEY: Schema = text("^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$", 317)
+LABELS: Schema = {"type": "object", "propertyNames": LABEL_KEY, "additionalProperties": LABEL_VALUE}
+ANNOTATIONS: Schema = {"type": "object", "propertyNames": LABEL_KEY, "additionalProperties": TEXT}
+KEY_OF_SECRET: Schema = text("^[-._a-zA-Z0-9]+$", 253)
+DNS_NAME: Schema = text("^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?)?$", 253)
+ADDRESS: Schema = text("^[0-9A-Fa-f.:]+$")  # a number: names of this machine are no good in a pod
+FOLDER: Schema = text("^/[^\\n]*$")
+PATH: Schema = text("^/[^:\\n]*$")  # where something is mounted
+PATH_OR_NONE: Schema = text("^(/[^:\\n]*)?$")
+PATH_WITHIN: Schema = {**text("^([^/\\n][^\\n]*)?$"), "not": {"pattern": "(^|/)\\.\\.(/|$)"}}
+REGISTRY: Schema = text("^([A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*/?)?$")
+REPOSITORY: Schema = text("^([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$")
+TAG: Schema = text("^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")
+DIGEST: Schema = text("^(sha256:[0-9a-f]{64})?$")
+# The cluster's own form of a quantity, which its schemas do not tell.
+QUANTITY: Schema = {
+    "type": ["string", "number"],
+    "pattern": "^[0-9]+(\\.[0-9]*)?([eE][+-]?[0-9]+|[EPTGMk]|[EPTGMK]i|[num])?$",
+    "minimum": 0,
+}
+# Nothing, or nothing more, without these: a null stands for empty.
+MAY_BE_TAKEN_AWAY = frozenset(
+    {"resources", "topologySpreadConstraints", "podSecurityContext", "securityContext", "tools"}
+)
 
 
 def strict(properties: Mapping[str, Schema], *required: str) -> Schema:
@@ -54,20 +91,20 @@ def of_kubernetes(kind: str) -> Schema:
 
 def kubernetes_definitions(schema: Any) -> Schema:
     """The definitions that `schema` refers to, with all that those refer to, under their short names."""
-    text = importlib.resources.files("kubernetes_validate").joinpath(KUBERNETES).read_text()
-    known = {name.rpartition(".")[2]: body for name, body in json.loads(text)["$defs"].items() if _current(name)}
+    body = importlib.resources.files("kubernetes_validate").joinpath(KUBERNETES).read_text()
+    known = {name.rpartition(".")[2]: body for name, body in json.loads(body)["$defs"].items() if _current(name)}
     found: Schema = {}
     wanted = sorted(_references(schema))
     while wanted:
         name = wanted.pop()
         if name not in found:
-            found[name] = _shortened(known[name])
+            found[name] = QUANTITY if name == "Quantity" else _shortened(known[name])
             wanted += sorted(_references(found[name]))
     return dict(sorted(found.items()))
 
 
 def _current(name: str) -> bool:
-    return name.startswith(("io.k8s.api.core.v1.", "io.k8s.apimachinery."))
+    return name.startswith(("io.k8s.api.core.v1.", "io.k8s.api.networking.v1.", "io.k8s.apimachinery."))
 
 
 def _references(node: Any) -> Iterable[str]:
@@ -82,13 +119,16 @@ def _references(node: Any) -> Iterable[str]:
 
 
 def _shortened(node: Any) -> Any:
-    """Without prose and extensions, references by short name."""
+    """Without prose and extensions, references by short name, nulls refused: what is left out is left out."""
     if isinstance(node, list):
         return [_shortened(child) for child in node]
     if not isinstance(node, dict):
         return node
     if isinstance(node.get("$ref"), str):
         return of_kubernetes(next(iter(_references({"$ref": node["$ref"]}))))
+    if isinstance(node.get("type"), list):
+        (kind,) = [kind for kind in node["type"] if kind != "null"]
+        node = {**node, "type": kind}
     return {
         key: {name: _shortened(child) for name, child in value.items()} if key == "properties" else _shortened(value)
         for key, value in node.items()
@@ -148,7 +188,7 @@ def shared_config() -> Schema:
             "runtime": requiring(settings("runtime", metrics_port=PORT), "metrics_port"),
             "gateway": requiring(settings("gateway", port=PORT), "port", "drain_s"),
             "rollout": requiring(rollout, "port", "handover_s", "gateway_wait_s", "engine"),
-            "trainer": requiring(trainer, "dispatch"),
+            "trainer": requiring(trainer, "train_tasks", "dispatch"),
         },
         "runtime",
         "gateway",
@@ -166,26 +206,25 @@ def tool_config() -> Schema:
 # -- The chart's own keys ----------------------------------------------------------------------------------------------
 
 
-def image(*required: str) -> Schema:
-    digest = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
-    return strict({"repository": NAME, "tag": TEXT, "digest": digest}, *required)
+def image(*required: str, **more: Schema) -> Schema:
+    return strict({"repository": REPOSITORY, "tag": TAG, "digest": DIGEST, **more}, *required)
 
 
 def role(**more: Schema) -> Schema:
     """What gateway, rollout, trainer and each tool have in common, and what this one has besides."""
     return {
         "preStopSeconds": whole(0, 3600),
-        "shmSize": QUANTITY,
-        "tlsSecret": TEXT,
-        "labels": TEXTS,
-        "annotations": TEXTS,
+        "shmSize": SIZE_OR_NONE,
+        "tlsSecret": OBJECT,
+        "labels": LABELS,
+        "annotations": ANNOTATIONS,
         "resources": of_kubernetes("ResourceRequirements"),
-        "nodeSelector": TEXTS,
+        "nodeSelector": LABELS,
         "tolerations": listed(of_kubernetes("Toleration")),
         "affinity": of_kubernetes("Affinity"),
         "topologySpreadConstraints": listed(of_kubernetes("TopologySpreadConstraint")),
-        "priorityClassName": TEXT,
-        "runtimeClassName": TEXT,
+        "priorityClassName": OBJECT,
+        "runtimeClassName": OBJECT,
         "podSecurityContext": of_kubernetes("PodSecurityContext"),
         "securityContext": of_kubernetes("SecurityContext"),
         "extraEnv": listed(of_kubernetes("EnvVar")),
@@ -208,7 +247,7 @@ def tool() -> Schema:
         {
             "name": name,
             "tools": listed({"type": "string", "pattern": "^[^-]"}, unique=True),
-            "image": image("repository"),
+            "image": image("repository", registry=REGISTRY),
             "command": words,
             "args": words,
             "config": tool_config(),
@@ -222,19 +261,19 @@ def claim() -> Schema:
     return strict(
         {
             "enabled": FLAG,
-            "size": QUANTITY,
-            "storageClass": TEXT,
-            "accessModes": listed(
-                {"enum": ["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]},
-                unique=True,
-            ),
-            "existingClaim": TEXT,
+            "size": SIZE,
+            "storageClass": OBJECT,
+            "accessModes": {
+                **listed({"enum": ["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]}, unique=True),
+                "minItems": 1,
+            },
+            "existingClaim": OBJECT,
         }
     )
 
 
 def probe(**more: Schema) -> Schema:
-    return strict({"periodSeconds": whole(1), "timeoutSeconds": whole(1), **more}, "periodSeconds", "timeoutSeconds")
+    return strict({"periodSeconds": whole(1), "timeoutSeconds": whole(1), **more})
 
 
 def volume_source() -> Schema:
@@ -244,48 +283,45 @@ def volume_source() -> Schema:
 
 
 def chart() -> Schema:
-    path = {"type": "string", "pattern": "^/"}
-    peers = listed({"type": "object"})
+    peers = listed(of_kubernetes("NetworkPolicyPeer"))
     return strict(
         {
             "global": {"type": "object"},  # Helm hands it to every chart
-            "nameOverride": TEXT,
+            "nameOverride": LABEL_VALUE,
             "fullnameOverride": TEXT,
-            "commonLabels": TEXTS,
-            "listenHost": NAME,
+            "commonLabels": LABELS,
+            "listenHost": ADDRESS,
             "image": strict(
                 {
-                    "registry": TEXT,
+                    "registry": REGISTRY,
                     "pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
                     "pullSecrets": listed(of_kubernetes("LocalObjectReference")),
-                    "engine": image("repository"),
-                    "gateway": image("repository"),
+                    "engine": image(),
+                    "gateway": image(),
                 }
             ),
             "config": shared_config(),
             "model": strict(
                 {
-                    "path": path,
-                    "mountPath": path,
-                    "existingClaim": TEXT,
-                    "hostPath": TEXT,
+                    "path": FOLDER,
+                    "mountPath": PATH,
+                    "existingClaim": OBJECT,
+                    "hostPath": PATH_OR_NONE,
                     "volume": volume_source(),
-                    "subPath": TEXT,
-                },
-                "path",
-                "mountPath",
+                    "subPath": PATH_WITHIN,
+                }
             ),
             "tls": strict(
                 {
-                    "existingSecret": TEXT,
-                    "caKey": NAME,
-                    "certKey": NAME,
-                    "keyKey": NAME,
+                    "existingSecret": OBJECT,
+                    "caKey": KEY_OF_SECRET,
+                    "certKey": KEY_OF_SECRET,
+                    "keyKey": KEY_OF_SECRET,
                     "mutual": FLAG,
-                    "serverName": TEXT,
+                    "serverName": DNS_NAME,
                 }
             ),
-            "tokens": strict({"existingSecret": TEXT, "acceptKey": NAME, "sendKey": NAME}),
+            "tokens": strict({"existingSecret": OBJECT, "acceptKey": KEY_OF_SECRET, "sendKey": KEY_OF_SECRET}),
             "gpuResource": {"type": "string", "pattern": "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"},
             "gateway": strict(role(enabled=FLAG, replicas=whole(0), startupSeconds=whole(1))),
             "rollout": strict(role(enabled=FLAG, replicas=whole(0), gpus=whole(0))),
@@ -294,30 +330,45 @@ def chart() -> Schema:
             "toolDefaults": strict(tool_role()),
             "podSecurityContext": of_kubernetes("PodSecurityContext"),
             "securityContext": of_kubernetes("SecurityContext"),
-            "serviceAccount": strict({"create": FLAG, "name": TEXT, "annotations": TEXTS}),
+            "serviceAccount": strict({"create": FLAG, "name": OBJECT, "annotations": ANNOTATIONS}),
             "probes": strict(
                 {
                     "liveness": probe(failureThreshold=whole(1)),
                     "readiness": probe(failureThreshold=whole(1)),
                     "startup": probe(),
-                },
-                "liveness",
-                "readiness",
-                "startup",
+                }
             ),
             "podDisruptionBudget": strict({"enabled": FLAG}),
-            "networkPolicy": strict({"enabled": FLAG, "clients": peers, "metricsFrom": peers}),
-            "podMonitor": strict({"enabled": FLAG, "interval": TEXT, "scrapeTimeout": TEXT, "labels": TEXTS}),
+            "networkPolicy": strict({"enabled": FLAG, "clients": peers, "peers": peers, "metricsFrom": peers}),
+            "podMonitor": strict({"enabled": FLAG, "interval": DURATION, "scrapeTimeout": DURATION, "labels": LABELS}),
             "dashboards": strict(
-                {"enabled": FLAG, "label": NAME, "labelValue": TEXT, "folderAnnotation": NAME, "folder": TEXT}
+                {
+                    "enabled": FLAG,
+                    "label": LABEL_KEY,
+                    "labelValue": LABEL_VALUE,
+                    "folderAnnotation": LABEL_KEY,
+                    "folder": TEXT,
+                }
             ),
-        },
-        "config",
+        }
     )
 
 
+def kept(schema: Schema, defaults: Mapping[str, Any]) -> Schema:
+    """`schema`, with what values.yaml gives required where it is not empty: templates rely on it."""
+    if "properties" not in schema:
+        return schema
+    properties = {
+        name: kept(child, defaults[name]) if isinstance(defaults.get(name), dict) and name != "config" else child
+        for name, child in schema["properties"].items()
+    }
+    needed = [name for name in properties if defaults.get(name) not in (None, "", [], {})]
+    needed = [name for name in needed if name not in MAY_BE_TAKEN_AWAY]
+    return {**schema, "properties": properties, **({"required": needed} if needed else {})}
+
+
 def render() -> str:
-    values = chart()
+    values = kept(chart(), yaml.safe_load(VALUES.read_text()))
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart fermata. Made by scripts/chart_schema.py: change that, not this.",

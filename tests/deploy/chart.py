@@ -32,7 +32,7 @@ Values = Mapping[str, Any]
 kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
 
-class _NoDuplicates(yaml.SafeLoader):
+class _NoDuplicates(yaml.CSafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         if len(mapping) != len(node.value):
@@ -61,11 +61,13 @@ def _load(chart: Path, _version: str) -> helm_python.Chart:
     return helm_python.Chart.load(chart)
 
 
-def render(values: Values, *, chart: Path = CHART, release: str = RELEASE) -> list[Document]:
+def render(
+    values: Values, *, chart: Path = CHART, release: str = RELEASE, namespace: str = NAMESPACE
+) -> list[Document]:
     """The objects of `helm template`: values are checked against the schema first. Raises HelmError."""
     loaded = _load(chart, (chart / "Chart.yaml").read_text())
     loaded.validate_schema(loaded.merge_values(dict(values)))
-    files = loaded.render(dict(values), name=release, namespace=NAMESPACE)
+    files = loaded.render(dict(values), name=release, namespace=namespace)
     texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
     documents = [document for text in texts for document in yaml.load_all(text, _NoDuplicates)]
     return [document for document in documents if document]
@@ -84,6 +86,34 @@ def refusal(values: Values, **options: Any) -> str:
     except helm_python.HelmError as error:
         return str(error)
     raise AssertionError("the values were taken")
+
+
+def notes(values: Values) -> str:
+    """What Helm prints after an installation."""
+    loaded = _load(CHART, (CHART / "Chart.yaml").read_text())
+    return str(loaded.render(dict(values), name=RELEASE, namespace=NAMESPACE)["fermata/templates/NOTES.txt"])
+
+
+def check(documents: tuple[Document, ...] | list[Document], version: str | None = None) -> None:
+    """Every object against the strict schemas of a version of Kubernetes (default: the newest)."""
+    for document in documents:
+        if document["apiVersion"].startswith("monitoring.coreos.com/"):
+            continue  # a resource of the Prometheus operator: test_the_pod_monitor
+        kubernetes_validate.validate(document, version or kubernetes_validate.latest_version(), strict=True)
+        walk(document, _taken_as_it_is)
+
+
+# Kubernetes merges these lists by a key of their items; an item given twice is refused.
+_KEYED = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "ports": "name", "imagePullSecrets": "name"}
+
+
+def _taken_as_it_is(path: str, value: Any) -> None:
+    """What the schemas let pass and the cluster does not."""
+    assert value is not None, f"{path} is null"
+    last = path.rpartition("/")[2]
+    if isinstance(value, list) and last in _KEYED and all(isinstance(item, dict) for item in value):
+        keys = [item.get(_KEYED[last]) for item in value]
+        assert len(set(keys)) == len(keys), f"{path} has something twice: {keys}"
 
 
 def of_kind(documents: tuple[Document, ...] | list[Document], *kinds: str) -> list[Document]:

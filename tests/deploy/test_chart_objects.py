@@ -14,6 +14,7 @@ from tests.deploy.chart import (
     CHART,
     VALUES,
     Document,
+    check,
     component,
     container,
     of_kind,
@@ -47,10 +48,7 @@ def test_the_oldest_cluster_is_the_one_the_chart_names() -> None:
 @each_file
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
 def test_every_object_is_valid(name: str, version: str) -> None:
-    for document in rendered(name):
-        if document["apiVersion"].startswith("monitoring.coreos.com/"):
-            continue  # a resource of the Prometheus operator: test_the_pod_monitor
-        kubernetes_validate.validate(document, version, strict=True)
+    check(rendered(name), version)
 
 
 def test_the_schemas_bite() -> None:

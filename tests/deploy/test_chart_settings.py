@@ -160,6 +160,7 @@ def test_what_people_set_wins(tmp_path: Path) -> None:
             },
             "trainer": {"adam_eps": 1e-8, "betas": [0.9, 0.95], "sync": {"host": "10.2.2.2"}, "stay": False},
         },
+        "gateway": {"resources": {"limits": {"memory": "6Gi"}}},
     }
     documents = render(values)
     gateway = cast(GatewaySettings, loaded(documents, "gateway", tmp_path)["gateway"])

@@ -4,11 +4,12 @@
 {{- $config := $values.config -}}
 {{- $settings := include "fermata.settings" . | fromYaml -}}
 
-{{- if and $values.tokens.existingSecret (not $values.tls.existingSecret) -}}
+{{- $tls := $settings.runtime.tls | default dict -}}
+{{- if and $values.tokens.existingSecret (not $tls.cert_file) -}}
 {{- fail "tokens.existingSecret is set and tls.existingSecret is not: tokens would travel in clear, and no process sends them so; set tls.existingSecret too" -}}
 {{- end -}}
 
-{{- if and $settings.runtime.metrics_tls (not ($settings.runtime.tls | default dict).cert_file) -}}
+{{- if and $settings.runtime.metrics_tls (not $tls.cert_file) -}}
 {{- fail "config.runtime.metrics_tls is true and there is no certificate: set tls.existingSecret" -}}
 {{- end -}}
 
@@ -31,6 +32,21 @@
 {{- $stages := $engine.pipeline_parallel_size | default 1 | int -}}
 {{- if ne (mul $tensor $stages) ($values.rollout.gpus | int) -}}
 {{- fail (printf "rollout.gpus is %d, and config.rollout.engine asks for %d (tensor_parallel_size %d × pipeline_parallel_size %d): make them equal" ($values.rollout.gpus | int) (mul $tensor $stages) $tensor $stages) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.rollout.enabled (not $values.rollout.gpus) (eq $settings.rollout.engine.weight_transfer "nccl") -}}
+{{- fail "config.rollout.engine.weight_transfer is nccl and rollout.gpus is 0: CPUs take weights by gloo; leave it out" -}}
+{{- end -}}
+{{- if $values.trainer.enabled -}}
+{{- $device := $settings.trainer.device | default "auto" -}}
+{{- if and (hasPrefix "cuda" $device) (not $values.trainer.gpus) -}}
+{{- fail (printf "config.trainer.device is %s and trainer.gpus is 0: leave device out, or set trainer.gpus to 1" $device) -}}
+{{- end -}}
+{{- if and (eq $device "cpu") $values.trainer.gpus -}}
+{{- fail (printf "config.trainer.device is cpu and trainer.gpus is %d: leave device out, or set trainer.gpus to 0" ($values.trainer.gpus | int)) -}}
+{{- end -}}
+{{- if and $values.rollout.enabled $values.trainer.gpus (not $values.rollout.gpus) (or $values.image.engine.tag $values.image.engine.digest) -}}
+{{- fail "image.engine names one image, and the trainer has a GPU while rollout nodes have none: vLLM for CPUs is an image of its own; leave tag and digest out" -}}
 {{- end -}}
 {{- end -}}
 {{- range $name := list "rollout" "trainer" -}}
@@ -65,6 +81,15 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* The ledger in memory: config.gateway.ledger.max_bytes is 1 GiB where it is not set. */ -}}
+{{- if and $values.gateway.enabled (not $settings.gateway.data_dir) -}}
+{{- $memory := dig "limits" "memory" "" ($values.gateway.resources | default dict) -}}
+{{- $ledger := ($settings.gateway.ledger | default dict).max_bytes | default 1073741824 -}}
+{{- if and $memory (ge ($ledger | float64) (include "fermata.bytes" $memory | float64)) -}}
+{{- fail (printf "config.gateway.ledger.max_bytes is %.0f, which gateway.resources.limits.memory, %v, does not hold: raise the limit or lower max_bytes" ($ledger | float64) $memory) -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The model's volume. */ -}}
 {{- with $values.model -}}
 {{- $sources := list -}}
@@ -85,6 +110,11 @@
 {{- define "fermata.toolChecks" -}}
 {{- $root := . -}}
 {{- $known := dict -}}
+{{- $metricsTls := $root.Values.config.runtime.metrics_tls -}}
+{{- $probed := list -}}
+{{- range $root.Values.tools -}}
+{{- if .probe -}}{{- $probed = append $probed .name -}}{{- end -}}
+{{- end -}}
 {{- range (include "fermata.tools" $root | fromYaml).tools -}}
 {{- if hasKey $known .name -}}
 {{- fail (printf "tools names %s twice: give each tool its own name" .name) -}}
@@ -93,12 +123,24 @@
 {{- if not (or .tools .command) -}}
 {{- fail (printf "tools, %s: names neither tools nor a command; name built-in tools (calculator, search), or module:object of its image" .name) -}}
 {{- end -}}
+{{- if and .tools .command -}}
+{{- fail (printf "tools, %s: tools are what `python -m tool_backend` serves, and a command stands in its place: leave one of them out" .name) -}}
+{{- end -}}
 {{- if and .args (not .command) -}}
 {{- fail (printf "tools, %s: args are for a command of its own; without one name what to serve in tools" .name) -}}
 {{- end -}}
 {{- $settings := include "fermata.toolSettings" (dict "root" $root "tool" .) | fromYaml -}}
 {{- if eq ($settings.backend.port | int) ($settings.runtime.metrics_port | int) -}}
 {{- fail (printf "tools, %s: backend.port and runtime.metrics_port are both %d: choose another for one of them" .name ($settings.backend.port | int)) -}}
+{{- end -}}
+{{- if and .command (eq .probe "http") (not (has .name $probed)) -}}
+{{- fail (printf "tools, %s: has a command of its own and no probe: set probe to http where it answers /startupz, /healthz and /readyz on runtime.metrics_port, as tool_backend does, else to grpc or tcp" .name) -}}
+{{- end -}}
+{{- if and $settings.runtime.metrics_tls (not ($settings.runtime.tls | default dict).cert_file) -}}
+{{- fail (printf "tools, %s: runtime.metrics_tls is true and there is no certificate: set tls.existingSecret" .name) -}}
+{{- end -}}
+{{- if and $root.Values.podMonitor.enabled (eq .probe "http") (ne (not $settings.runtime.metrics_tls) (not $metricsTls)) -}}
+{{- fail (printf "tools, %s: runtime.metrics_tls is not what config.runtime.metrics_tls says, and podMonitor asks all pods alike: set it there alone" .name) -}}
 {{- end -}}
 {{- if and (eq .probe "grpc") $settings.runtime.tls -}}
 {{- fail (printf "tools, %s: the kubelet's gRPC probe speaks no TLS: set probe to http, or to tcp" .name) -}}

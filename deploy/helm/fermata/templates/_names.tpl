@@ -26,9 +26,9 @@ Name of one object: dict "root" $ "component" "rollout". At most 52 characters, 
 {{- end -}}
 
 {{- define "fermata.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 
 {{- define "fermata.labels" -}}
@@ -37,7 +37,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- $_ := set $standard "app.kubernetes.io/version" .root.Chart.AppVersion -}}
 {{- $_ := set $standard "app.kubernetes.io/managed-by" .root.Release.Service -}}
 {{- $_ := set $standard "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63) -}}
-{{- merge $standard .root.Values.commonLabels | toYaml -}}
+{{- merge $standard (.root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
 {{- define "fermata.serviceAccountName" -}}
@@ -48,9 +48,13 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 {{- end -}}
 
-{{/* dict "root" $ "image" (repository, tag, digest) "tag" (where none is given) */}}
+{{/* dict "root" $ "image" (repository, tag, digest, a tool's also registry) "tag" (where none is given) */}}
 {{- define "fermata.image" -}}
-{{- $registry := .root.Values.image.registry | trimSuffix "/" -}}
+{{- $registry := .root.Values.image.registry -}}
+{{- if hasKey .image "registry" -}}
+{{- $registry = .image.registry -}}
+{{- end -}}
+{{- $registry = $registry | default "" | trimSuffix "/" -}}
 {{- $name := printf "%s/%s" $registry .image.repository | trimPrefix "/" -}}
 {{- if .image.digest -}}
 {{- printf "%s@%s" $name .image.digest -}}

@@ -2,10 +2,15 @@
 
 {{/* metadata: also "name" */}}
 {{- define "fermata.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "fermata.labels" . | nindent 2 }}
+{{- end -}}
+
+{{/* A block of values with another over it, as YAML; both may be missing: dict "under" BLOCK "over" BLOCK */}}
+{{- define "fermata.merged" -}}
+{{- mergeOverwrite (deepCopy (.under | default dict)) (deepCopy (.over | default dict)) | toYaml -}}
 {{- end -}}
 
 {{/* A Service: also "name", "ports" (name → number), "headless", "unready" */}}
@@ -49,6 +54,8 @@ metadata:
   {{- include "fermata.metadata" . | nindent 2 }}
 spec:
   maxUnavailable: 1
+  # A rollout node that waits for weights is not ready, and may be waiting for long: it is no reason to keep a machine up.
+  unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:
       {{- include "fermata.selector" . | nindent 6 }}

@@ -15,35 +15,34 @@ One pod, as YAML. dict of
 {{- $values := .root.Values -}}
 {{- $role := .role -}}
 {{- $runtime := .settings.runtime -}}
+{{- include "fermata.podChecks" . -}}
 metadata:
   annotations:
-    checksum/config: {{ pick .settings "runtime" .section | toYaml | sha256sum }}
-    kubectl.kubernetes.io/default-container: {{ .container.name }}
-    {{- with $role.annotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- $checksum := pick .settings "runtime" .section | toYaml | sha256sum }}
+    {{- $own := dict "checksum/config" $checksum "kubectl.kubernetes.io/default-container" .container.name }}
+    {{- merge $own ($role.annotations | default dict) | toYaml | nindent 4 }}
   labels:
     {{- $selector := include "fermata.selector" (dict "root" $root "component" .component) | fromYaml }}
     {{- $_ := set $selector "app.kubernetes.io/part-of" "fermata" }}
-    {{- merge $selector $values.commonLabels $role.labels | toYaml | nindent 4 }}
+    {{- merge $selector ($role.labels | default dict) ($values.commonLabels | default dict) | toYaml | nindent 4 }}
 spec:
-  serviceAccountName: {{ include "fermata.serviceAccountName" $root }}
+  serviceAccountName: {{ include "fermata.serviceAccountName" $root | quote }}
   automountServiceAccountToken: false
   # A Service named fermata-gateway would put FERMATA_GATEWAY_PORT and the like into every pod, which are no settings.
   enableServiceLinks: false
   # The process ends itself within its grace and two seconds; the kubelet comes after that.
   terminationGracePeriodSeconds: {{ addf $role.preStopSeconds (ceil $runtime.shutdown_grace_s) 10 | int }}
   securityContext:
-    {{- mergeOverwrite (deepCopy $values.podSecurityContext) $role.podSecurityContext | toYaml | nindent 4 }}
+    {{- include "fermata.merged" (dict "under" $values.podSecurityContext "over" $role.podSecurityContext) | nindent 4 }}
   {{- with $values.image.pullSecrets }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $role.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $role.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- range $key := list "nodeSelector" "tolerations" "affinity" }}
   {{- with index $role $key }}
@@ -55,12 +54,12 @@ spec:
   topologySpreadConstraints:
     {{- $own := dict "labelSelector" (dict "matchLabels" (include "fermata.selector" (dict "root" $root "component" $.component) | fromYaml)) }}
     {{- range . }}
-    - {{ merge (deepCopy .) $own | toYaml | nindent 6 | trim }}
+    - {{ hasKey . "labelSelector" | ternary . (merge (deepCopy $own) .) | toYaml | nindent 6 | trim }}
     {{- end }}
   {{- end }}
   containers:
     - name: {{ .container.name }}
-      image: {{ .container.image }}
+      image: {{ .container.image | quote }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       command:
         {{- toYaml .container.command | nindent 8 }}
@@ -69,18 +68,7 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       env:
-        - name: HOME
-          value: /home/fermata
-        - name: USER
-          value: fermata
-        - name: FERMATA_RUNTIME__NODE_NAME
-          valueFrom: {fieldRef: {fieldPath: metadata.name}}
-        {{- with .env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $role.extraEnv }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "fermata.env" . | nindent 8 }}
       {{- with $role.extraEnvFrom }}
       envFrom:
         {{- toYaml . | nindent 8 }}
@@ -99,11 +87,32 @@ spec:
       {{- end }}
       {{- include "fermata.resources" . | nindent 6 }}
       securityContext:
-        {{- mergeOverwrite (deepCopy $values.securityContext) $role.securityContext | toYaml | nindent 8 }}
+        {{- include "fermata.merged" (dict "under" $values.securityContext "over" $role.securityContext) | nindent 8 }}
       volumeMounts:
         {{- include "fermata.mounts" . | nindent 8 }}
   volumes:
     {{- include "fermata.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{/* What the chart sets, less what extraEnv sets anew: a name stands once. */}}
+{{- define "fermata.env" -}}
+{{- $extra := .role.extraEnv | default list -}}
+{{- $names := list -}}
+{{- range $extra -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- $env := list
+  (dict "name" "HOME" "value" "/home/fermata")
+  (dict "name" "USER" "value" "fermata")
+  (dict "name" "FERMATA_RUNTIME__NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
+-}}
+{{- $kept := list -}}
+{{- range concat $env (.env | default list) -}}
+{{- if not (has .name $names) -}}
+{{- $kept = append $kept . -}}
+{{- end -}}
+{{- end -}}
+{{- concat $kept $extra | toYaml -}}
 {{- end -}}
 
 {{/*
@@ -131,7 +140,7 @@ started long before it is ready, which takes a trainer to give it weights.
 {{- end -}}
 
 {{- define "fermata.resources" -}}
-{{- $resources := deepCopy .role.resources -}}
+{{- $resources := deepCopy (.role.resources | default dict) -}}
 {{- if .gpus -}}
 {{- range $kind := list "requests" "limits" -}}
 {{- $_ := set $resources $kind (index $resources $kind | default dict) -}}
@@ -170,9 +179,9 @@ resources:
 {{- end }}
 {{- if and .model (include "fermata.modelVolume" .root) }}
 - name: model
-  mountPath: {{ .root.Values.model.mountPath }}
+  mountPath: {{ .root.Values.model.mountPath | quote }}
   {{- with .root.Values.model.subPath }}
-  subPath: {{ . }}
+  subPath: {{ . | quote }}
   {{- end }}
   readOnly: true
 {{- end }}
@@ -184,7 +193,7 @@ resources:
 {{- define "fermata.volumes" -}}
 - name: config
   configMap:
-    name: {{ .file }}
+    name: {{ .file | quote }}
 - name: tmp
   emptyDir: {}
 - name: home
@@ -197,18 +206,18 @@ resources:
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ . }}
+    sizeLimit: {{ . | quote }}
 {{- end }}
 {{- if .root.Values.tls.existingSecret }}
 - name: tls
   secret:
-    secretName: {{ .role.tlsSecret | default .root.Values.tls.existingSecret }}
+    secretName: {{ .role.tlsSecret | default .root.Values.tls.existingSecret | quote }}
     defaultMode: 0440
 {{- end }}
 {{- with .root.Values.tokens.existingSecret }}
 - name: tokens
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- if and .model (include "fermata.modelVolume" .root) }}
@@ -225,11 +234,11 @@ resources:
 {{- with .Values.model -}}
 {{- if .existingClaim -}}
 persistentVolumeClaim:
-  claimName: {{ .existingClaim }}
+  claimName: {{ .existingClaim | quote }}
   readOnly: true
 {{- else if .hostPath -}}
 hostPath:
-  path: {{ .hostPath }}
+  path: {{ .hostPath | quote }}
   type: Directory
 {{- else if .volume -}}
 {{ toYaml .volume }}
