@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import jupytext
 import nbformat
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from traitlets.config import Config
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
 CELL_TIMEOUT_S = 300
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of tracebacks
 
 
 def run(text_half: Path) -> nbformat.NotebookNode:
@@ -34,16 +37,17 @@ def run(text_half: Path) -> nbformat.NotebookNode:
         seconds = time.monotonic() - began
         print(f"{seconds:7.1f} s  cell {cell_index + 1} of {len(notebook.cells)}", file=sys.stderr, flush=True)
 
-    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # sockets of this user's, no ports
-    NotebookClient(
-        notebook,
-        km=kernel,
-        timeout=CELL_TIMEOUT_S,
-        coalesce_streams=True,
-        record_timing=False,
-        on_cell_executed=tell,
-        resources={"metadata": {"path": str(text_half.parent)}},
-    ).execute()
+    with tempfile.TemporaryDirectory(prefix="fermata-") as sockets:  # of this user's alone: no port is opened
+        NotebookClient(
+            notebook,
+            kernel_name="python3",
+            config=Config(AsyncKernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"}),
+            timeout=CELL_TIMEOUT_S,
+            coalesce_streams=True,
+            record_timing=False,
+            on_cell_executed=tell,
+            resources={"metadata": {"path": str(text_half.parent)}},
+        ).execute()
     return normalised(notebook)
 
 
@@ -78,7 +82,8 @@ def main() -> int:
         try:
             notebook = run(half.resolve())
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            print(f"notebooks: {half.name} failed, nothing is written: {error}", file=sys.stderr)
+            why = _COLOURS.sub("", str(error))
+            print(f"notebooks: {half.name} failed, nothing is written: {why}", file=sys.stderr)
             return 1
         written = (arguments.into or half.parent) / half.with_suffix(".ipynb").name
         nbformat.write(notebook, written)
