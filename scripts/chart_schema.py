@@ -188,7 +188,7 @@ def shared_config() -> Schema:
             "runtime": requiring(settings("runtime", metrics_port=PORT), "metrics_port"),
             "gateway": requiring(settings("gateway", port=PORT), "port", "drain_s"),
             "rollout": requiring(rollout, "port", "handover_s", "gateway_wait_s", "engine"),
-            "trainer": requiring(trainer, "train_tasks", "dispatch"),
+            "trainer": requiring(trainer, "train_tasks", "stay", "dispatch"),
         },
         "runtime",
         "gateway",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,18 @@ import helm_python
 import kubernetes_validate
 import pytest
 
+import fermata_cli.main
 from tests.deploy.chart import (
     CHART,
+    NAMESPACE,
+    RELEASE,
     VALUES,
     Document,
     check,
     component,
     container,
+    merged,
+    notes,
     of_kind,
     pod_specs,
     render,
@@ -241,9 +248,14 @@ def test_the_pod_monitor(name: str) -> None:
     assert jobs == {"gateway": "gateway", "rollout": "rollout", "tool-search": "tool"}
 
 
-def test_who_may_reach_what() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["one release", "parts of it elsewhere"])
+def test_who_may_reach_what(elsewhere: bool) -> None:
     """Weights go from trainer to workers, and between workers, on ports that are free at the time."""
-    policies = {component(d): d["spec"]["ingress"] for d in of_kind(rendered("gpu"), "NetworkPolicy")}
+    peers = [{"podSelector": {"matchLabels": {"app": "other"}}}] if elsewhere else []
+    documents = render(merged(values_of("gpu"), {"networkPolicy": {"peers": peers}}))
+    policies = {component(d): d["spec"]["ingress"] for d in of_kind(documents, "NetworkPolicy")}
+    assert policies.keys() == workloads(documents).keys()
+    more = {"other"} if elsewhere else set()
 
     def allowed(target: str, port: str) -> set[str]:
         found = set()
@@ -254,9 +266,10 @@ def test_who_may_reach_what() -> None:
         return found
 
     assert allowed("gateway", "grpc") == {"rollout", "notebook", "test"}
-    assert allowed("tool-search", "grpc") == {"gateway"}
-    assert allowed("rollout", "grpc") == allowed("rollout", "40001") == {"trainer", "rollout"}
-    assert allowed("trainer", "40001") == {"rollout"}
+    assert allowed("gateway", "40001") == allowed("tool-search", "40001") == set()
+    assert allowed("tool-search", "grpc") == {"gateway"} | more
+    assert allowed("rollout", "grpc") == allowed("rollout", "40001") == {"trainer", "rollout"} | more
+    assert allowed("trainer", "40001") == {"rollout"} | more
     assert all("all" in allowed(target, "metrics") for target in policies)
 
 
@@ -267,10 +280,16 @@ def test_a_release_may_have_no_tools_and_no_dashboards() -> None:
 
 
 def test_disruption_budgets_are_for_more_than_one_pod() -> None:
-    budgets = {
-        component(d): d["spec"]["maxUnavailable"] for d in of_kind(rendered("multi-tool"), "PodDisruptionBudget")
+    found = of_kind(rendered("multi-tool"), "PodDisruptionBudget")
+    assert {component(d): d["spec"]["maxUnavailable"] for d in found} == {
+        "gateway": 1,
+        "tool-calculator": 1,
+        "tool-search": 1,
     }
-    assert budgets == {"gateway": 1, "tool-calculator": 1, "tool-search": 1}
+    # Rollout nodes that wait for weights are not ready for as long as no trainer is there: machines can be drained.
+    found += of_kind(rendered("gpu"), "PodDisruptionBudget")
+    assert "rollout" in {component(d) for d in found}
+    assert {d["spec"]["unhealthyPodEvictionPolicy"] for d in found} == {"AlwaysAllow"}
 
 
 def test_the_run_folder_is_on_a_volume() -> None:
@@ -291,9 +310,9 @@ def test_dashboards_are_for_grafanas_sidecar(tmp_path: Path) -> None:
     (found,) = [d for d in of_kind(rendered("default"), "ConfigMap") if component(d) == "dashboards"]
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert found["metadata"]["annotations"] == {"grafana_folder": "Fermata"}
-    for path in (CHART / "dashboards").glob("*.json"):
-        assert found["data"].pop(path.name).strip() == path.read_text().strip()
-    assert not found["data"]
+    boards = {path.name: path.read_text().strip() for path in (CHART / "dashboards").glob("*.json")}
+    assert {name: text.strip() for name, text in found["data"].items()} == boards
+    assert sum(map(len, boards.values())) < 1 << 20, "a ConfigMap holds no more"
     other = {"label": "board", "labelValue": "yes", "folderAnnotation": "where", "folder": "RL"}
     (found,) = [d for d in of_kind(render({"dashboards": other}), "ConfigMap") if component(d) == "dashboards"]
     assert found["metadata"]["labels"]["board"] == "yes"
@@ -315,6 +334,59 @@ def test_names_fit(release: str) -> None:
                 assert len(value) <= 63, f"{path}: {value}"
 
         walk(document, fits)
+
+
+def test_the_test_pod_is_there_for_its_logs() -> None:
+    (pod,) = of_kind(rendered("default"), "Pod")
+    assert pod["metadata"]["annotations"] == {
+        "helm.sh/hook": "test",
+        "helm.sh/hook-delete-policy": "before-hook-creation",
+    }
+
+
+@each_file
+def test_what_helm_says_at_the_end_is_there(name: str) -> None:
+    said = notes(values_of(name))
+    documents = rendered(name)
+    known = {(d["kind"].lower(), d["metadata"]["name"]) for d in documents}
+    commands = [line.strip() for line in said.splitlines() if line.startswith("  ")]
+    named = [word for line in commands for word in re.findall(r"(statefulset|service)/(\S+)", line)]
+    assert set(named) <= known
+    pods = [pod for line in commands for pod in re.findall(r"(?:logs -f|exec) (\S+)-0(?= |$)", line)]
+    assert {("statefulset", pod) for pod in pods} <= known
+    assert bool(pods) is ("trainer" in workloads(documents))
+    assert all("-n ml" in line for line in commands if line.startswith(("kubectl", "helm")))
+    assert "helm test demo -n ml --logs" in commands
+    for line in commands:
+        if line.startswith("fermata "):
+            words = line.removeprefix("fermata ").split()
+            assert fermata_cli.main.main([*words[:2], "--help"]) == 0
+            port = container(pod_specs(documents)["gateway"])["ports"][0]
+            assert words[-1] == f"127.0.0.1:{port['containerPort']}"
+    assert ("in clear" in said) is (name != "tls")
+    assert not re.search(r"<no value>|%!|\{\{", said)
+
+
+def test_where_the_run_is_read_is_where_the_trainer_writes_it() -> None:
+    assert "cat /var/lib/fermata/second/trainer_summary.json" in notes(
+        {"config": {"trainer": {"run_dir": "/var/lib/fermata/second"}}}
+    )
+    tls = {"config": {"runtime": {"tls": {"cert_file": "/c/crt", "key_file": "/c/key"}}}}
+    assert "in clear" not in notes(tls)
+
+
+def test_the_package_holds_the_chart_and_no_more(tmp_path: Path) -> None:
+    archive = Path(helm_python.package(str(CHART), destination=str(tmp_path)))
+    with tarfile.open(archive) as opened:
+        inside = {Path(member.name).relative_to("fermata") for member in opened.getmembers()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=CHART, capture_output=True, text=True, check=True).stdout
+    assert inside == {Path(line) for line in tracked.splitlines() if not line.startswith("ci/")}
+    assert Path("dashboards/fermata.json") in inside
+    loaded = helm_python.Chart.load_archive(archive.read_bytes())
+    packed = loaded.render({}, name=RELEASE, namespace=NAMESPACE)
+    unpacked = helm_python.Chart.load(CHART).render({}, name=RELEASE, namespace=NAMESPACE)
+    assert packed == unpacked
+    assert not helm_python.lint(str(archive), {}, strict=True)["errors"]
 
 
 def test_a_name_that_no_service_may_have_is_refused() -> None:

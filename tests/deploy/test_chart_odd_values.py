@@ -65,7 +65,7 @@ MAY_BE_NULL = [
 ]
 FREE_SETTINGS = [
     ("config", "runtime", "log_format"),
-    *(("config", "trainer", key) for key in ("eval_tasks", "checkpoint_every", "resume", "stay")),
+    *(("config", "trainer", key) for key in ("eval_tasks", "checkpoint_every", "resume")),
     ("config", "trainer", "dispatch", "tools_timeout_s"),
 ]
 NEEDED = [path for path in paths(DEFAULTS) if path not in [*MAY_BE_NULL, *FREE_SETTINGS]]

@@ -18,6 +18,7 @@ from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import load
 from rollout_node.settings import RolloutSettings
 from tests.deploy.chart import (
+    CHART,
     NAMESPACE,
     ROOT,
     VALUES,
@@ -116,6 +117,36 @@ def test_longer_drains_lengthen_the_grace(tmp_path: Path) -> None:
     assert pod_specs(documents)["gateway"]["terminationGracePeriodSeconds"] == 5 + 305 + 10
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"gateway": {"drain_s": 3596}, "trainer": {"dispatch": {"stop_grace_s": 0.001}}},
+        {"rollout": {"handover_s": 2160.0, "engine": {"start_timeout_s": 1e7}}},
+        {"rollout": {"gateway_wait_s": 2_500_000.5}, "gateway": {"ledger": {"max_entries": 1 << 40}}},
+    ],
+    ids=str,
+)
+def test_the_largest_and_smallest_are_still_settings(config: dict[str, Any], tmp_path: Path) -> None:
+    documents = render({"config": config})
+    for role in workloads(documents):
+        grace = loaded(documents, role, tmp_path)["runtime"].shutdown_grace_s
+        assert pod_specs(documents)[role]["terminationGracePeriodSeconds"] >= grace + 10
+    startup = container(pod_specs(documents)["rollout"])["startupProbe"]
+    rollout = cast(RolloutSettings, loaded(documents, "rollout", tmp_path)["rollout"])
+    budget = startup["failureThreshold"] * startup["periodSeconds"]
+    assert budget >= rollout.gateway_wait_s + rollout.engine.start_timeout_s
+    trainer = cast(TrainerSettings, loaded(documents, "trainer", tmp_path)["trainer"])
+    assert trainer.dispatch.startup_timeout_s > budget
+
+
+def test_the_chart_knows_the_defaults_that_it_reckons_with() -> None:
+    """They stand in templates where values.yaml says nothing."""
+    checks = (CHART / "templates" / "_checks.tpl").read_text()
+    assert f"| default {GatewaySettings().ledger.max_bytes} " in checks
+    (grace,) = [each for each in RuntimeSettings.model_fields["shutdown_grace_s"].metadata if hasattr(each, "le")]
+    assert f'(include "fermata.neededGrace" . | int64) {grace.le}' in checks
+
+
 def service_names(documents: list[Document] | tuple[Document, ...]) -> set[str]:
     """Every address that a Service gives, with its ports."""
     found = set()
@@ -158,7 +189,7 @@ def test_what_people_set_wins(tmp_path: Path) -> None:
                 "gateway": ["far.example:7000"],
                 "engine": {"enforce_eager": False, "extra": {"swap_space": 0}},
             },
-            "trainer": {"adam_eps": 1e-8, "betas": [0.9, 0.95], "sync": {"host": "10.2.2.2"}, "stay": False},
+            "trainer": {"adam_eps": 1e-8, "betas": [0.9, 0.95], "sync": {"host": "10.2.2.2"}, "export": False},
         },
         "gateway": {"resources": {"limits": {"memory": "6Gi"}}},
     }
@@ -168,7 +199,7 @@ def test_what_people_set_wins(tmp_path: Path) -> None:
     rollout = cast(RolloutSettings, loaded(documents, "rollout", tmp_path)["rollout"])
     assert (rollout.gateway, rollout.host, rollout.engine.extra) == (("far.example:7000",), "::", {"swap_space": 0})
     trainer = cast(TrainerSettings, loaded(documents, "trainer", tmp_path)["trainer"])
-    assert (trainer.adam_eps, trainer.betas, trainer.stay) == (1e-8, (0.9, 0.95), False)
+    assert (trainer.adam_eps, trainer.betas, trainer.export) == (1e-8, (0.9, 0.95), False)
     assert trainer.sync.host == "10.2.2.2"
     ports = {port["name"]: port["containerPort"] for port in container(pod_specs(documents)["gateway"])["ports"]}
     assert ports["grpc"] == 7100

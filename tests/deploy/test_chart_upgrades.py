@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ def test_a_new_chart_version_alone_restarts_nothing(later_chart: Path) -> None:
         (later_chart / "Chart.yaml").write_text(text)
     for role, workload in workloads(rendered("gpu")).items():
         assert later[role]["spec"]["template"] == workload["spec"]["template"]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_same_values_give_the_same_objects(name: str) -> None:
+    assert tuple(render(values_of(name))) == rendered(name)
+
+
+def test_no_template_asks_for_chance_the_time_or_the_cluster() -> None:
+    unsteady = r"\b(rand\w+|shuffle|uuidv4|now|date|gen\w+|htpasswd|bcrypt|lookup|IsUpgrade|IsInstall|Revision)\b"
+    for template in (CHART / "templates").rglob("*.*"):
+        code = " ".join(re.findall(r"\{\{.*?\}\}", template.read_text(), re.DOTALL))
+        code = re.sub(r'/\*.*?\*/|".*?"', "", code, flags=re.DOTALL)
+        assert not re.search(unsteady, code), template
 
 
 @pytest.mark.parametrize(

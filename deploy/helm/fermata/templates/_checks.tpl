@@ -15,6 +15,9 @@
 
 {{- /* The ends of the processes. */ -}}
 {{- $grace := $settings.runtime.shutdown_grace_s -}}
+{{- if gt (include "fermata.neededGrace" . | int64) 3600 -}}
+{{- fail (printf "config.gateway.drain_s, config.rollout.handover_s or config.trainer.dispatch.stop_grace_s asks for a runtime.shutdown_grace_s of %s, and a process takes 3600 at most: lower it" (include "fermata.neededGrace" .)) -}}
+{{- end -}}
 {{- if and $values.gateway.enabled (lt ($grace | float64) (include "fermata.gatewayNeeds" . | float64)) -}}
 {{- fail (printf "config.gateway.drain_s is %v, and with the 4 s for closing it does not fit into config.runtime.shutdown_grace_s, %v: leave shutdown_grace_s out, or set at least %s" $config.gateway.drain_s $grace (include "fermata.gatewayNeeds" .)) -}}
 {{- end -}}
@@ -73,6 +76,16 @@
 {{- if and $values.trainer.enabled (not $settings.trainer.rollout_nodes) -}}
 {{- fail "there are no rollout nodes (rollout.enabled, rollout.replicas) and config.trainer.rollout_nodes is not set: name host:port of those that the trainer uses" -}}
 {{- end -}}
+{{- if $values.trainer.enabled -}}
+{{- with $settings.trainer.sync.host -}}
+{{- if regexMatch "^(127\\.|::1$|localhost$)" . -}}
+{{- fail (printf "config.trainer.sync.host is %s, where no rollout node reaches the trainer: leave it out, it is the pod's own address" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if not $settings.trainer.stay -}}
+{{- fail "config.trainer.stay is not true: a trainer that ends is started again by the cluster, and would train anew without end; leave it out" -}}
+{{- end -}}
+{{- end -}}
 {{- range $section := list "gateway" "rollout" -}}
 {{- with index $settings $section -}}
 {{- if eq (.port | int) ($settings.runtime.metrics_port | int) -}}
@@ -87,6 +100,12 @@
 {{- $ledger := ($settings.gateway.ledger | default dict).max_bytes | default 1073741824 -}}
 {{- if and $memory (ge ($ledger | float64) (include "fermata.bytes" $memory | float64)) -}}
 {{- fail (printf "config.gateway.ledger.max_bytes is %.0f, which gateway.resources.limits.memory, %v, does not hold: raise the limit or lower max_bytes" ($ledger | float64) $memory) -}}
+{{- end -}}
+{{- end -}}
+
+{{- with $values.podMonitor -}}
+{{- if and .enabled (gt (include "fermata.seconds" .scrapeTimeout | float64) (include "fermata.seconds" .interval | float64)) -}}
+{{- fail (printf "podMonitor.scrapeTimeout is %s and podMonitor.interval %s: Prometheus takes no timeout longer than the interval" .scrapeTimeout .interval) -}}
 {{- end -}}
 {{- end -}}
 
@@ -147,8 +166,12 @@
 {{- end -}}
 {{- end -}}
 {{- range $root.Values.config.gateway.pools | default list -}}
-{{- if hasKey $known .name -}}
-{{- fail (printf "config.gateway.pools has a pool named %s, and so have tools: give one of them another name" .name) -}}
+{{- if eq (empty .addresses) (empty .dns) -}}
+{{- fail (printf "config.gateway.pools, %s: name its replicas in addresses, or a name that resolves to them in dns, and not both" .name) -}}
 {{- end -}}
+{{- if hasKey $known .name -}}
+{{- fail (printf "config.gateway.pools has a pool named %s, and so have tools or another pool: give one of them another name" .name) -}}
+{{- end -}}
+{{- $_ := set $known .name true -}}
 {{- end -}}
 {{- end -}}

@@ -68,7 +68,7 @@ fermata.pod takes.
 {{- end -}}
 {{- end -}}
 {{- if not $writable -}}
-{{- fail (printf "%s.%s is %s, which no volume holds that can be written to: name a folder below /var/lib/fermata, or mount one with %sextraVolumeMounts" $config $key $folder $at) -}}
+{{- fail (printf "%s.%s is %s, which no volume holds that can be written to: name a folder below /var/lib/fermata, or mount one with extraVolumeMounts" $config $key $folder) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -87,7 +87,7 @@ fermata.pod takes.
 
 {{- /* Memory. */ -}}
 {{- $memory := dig "limits" "memory" "" ($role.resources | default dict) -}}
-{{- if and $memory $role.shmSize (gt (include "fermata.bytes" $role.shmSize | float64) (include "fermata.bytes" $memory | float64)) -}}
+{{- if and $memory $role.shmSize (ge (include "fermata.bytes" $role.shmSize | float64) (include "fermata.bytes" $memory | float64)) -}}
 {{- fail (printf "%sshmSize is %s and resources.limits.memory %v: what lies in /dev/shm counts as memory, so make the limit larger" $at $role.shmSize $memory) -}}
 {{- end -}}
 {{- end -}}
@@ -106,4 +106,15 @@ fermata.pod takes.
 {{- $text := toString . -}}
 {{- $unit := regexFind "([EPTGMKk]i?|m)$" $text -}}
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit | default 1.0) | printf "%.0f" -}}
+{{- end -}}
+
+{{/* The seconds of a duration of Prometheus, as in 1m30s. */}}
+{{- define "fermata.seconds" -}}
+{{- $units := dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 "d" 86400.0 "w" 604800.0 "y" 31536000.0 -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9]+(ms|[smhdwy])" . -1 -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- $seconds = addf $seconds (mulf (trimSuffix $unit . | float64) (get $units $unit)) -}}
+{{- end -}}
+{{- $seconds -}}
 {{- end -}}

@@ -55,7 +55,7 @@ What is computed here depends on other values; plain defaults stand in values.ya
 {{- end -}}
 {{- $_ := set $trainer "rollout_nodes" $nodes -}}
 {{- /* A node starts within its own budget, once its image is there. */ -}}
-{{- $_ := set $trainer "dispatch" (dict "startup_timeout_s" (add (include "fermata.rolloutStartup" .) 600)) -}}
+{{- $_ := set $trainer "dispatch" (dict "startup_timeout_s" (add (include "fermata.rolloutStartup" . | int64) 600)) -}}
 {{- end -}}
 {{- $_ := set $file "trainer" $trainer -}}
 {{- else -}}
@@ -67,7 +67,7 @@ What is computed here depends on other values; plain defaults stand in values.ya
 
 {{/* What the chart fills into `runtime`: dict "root" $ "grace" SECONDS. */}}
 {{- define "fermata.runtime" -}}
-{{- $runtime := dict "metrics_host" .root.Values.listenHost "shutdown_grace_s" (.grace | int) -}}
+{{- $runtime := dict "metrics_host" .root.Values.listenHost "shutdown_grace_s" (.grace | int64) -}}
 {{- with .root.Values.tls -}}
 {{- if .existingSecret -}}
 {{- $tls := dict
@@ -114,25 +114,25 @@ gloo
 {{- if .Values.trainer.enabled -}}
 {{- $needed = maxf $needed (include "fermata.trainerNeeds" .) -}}
 {{- end -}}
-{{- ceil $needed -}}
+{{- ceil $needed | int64 -}}
 {{- end -}}
 
 {{/* A gateway keeps 4 s of its grace for handing out the last results and closing. */}}
 {{- define "fermata.gatewayNeeds" -}}
-{{- addf .Values.config.gateway.drain_s 4 | ceil -}}
+{{- addf .Values.config.gateway.drain_s 4 | ceil | int64 -}}
 {{- end -}}
 
 {{/* A rollout node gives at most 0.6 of its grace to turns and the handing over. */}}
 {{- define "fermata.rolloutNeeds" -}}
-{{- divf .Values.config.rollout.handover_s 0.6 | ceil -}}
+{{- divf .Values.config.rollout.handover_s 0.6 | ceil | int64 -}}
 {{- end -}}
 
 {{/* A trainer waits for the ends of its trajectories, leaves the transfer group (5 s) and writes what it has. */}}
 {{- define "fermata.trainerNeeds" -}}
-{{- addf .Values.config.trainer.dispatch.stop_grace_s 10 | ceil -}}
+{{- addf .Values.config.trainer.dispatch.stop_grace_s 10 | ceil | int64 -}}
 {{- end -}}
 
 {{/* Seconds a rollout node may take to be ready: it waits for a gateway, then for its engine. */}}
 {{- define "fermata.rolloutStartup" -}}
-{{- addf .Values.config.rollout.gateway_wait_s .Values.config.rollout.engine.start_timeout_s 60 | ceil | int -}}
+{{- addf .Values.config.rollout.gateway_wait_s .Values.config.rollout.engine.start_timeout_s 60 | ceil | int64 -}}
 {{- end -}}
