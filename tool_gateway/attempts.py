@@ -169,7 +169,8 @@ class Attempts:
         call.at = None
         call.disturbed = False
         shown = decision.final if isinstance(decision, Done) else self._policy.final_of(end, call.traits)
-        await self._end(call, shown)
+        if not isinstance(decision, Done):
+            await self._end(call, shown)  # else it ends with the call, in one step
         call.run_s += time.monotonic() - since
         outcome = outcome_name(shown.outcome)
         _count(lease, outcome_label(shown.outcome), since)

@@ -152,6 +152,8 @@ class AttachStream:
         welcome.welcome.resumed = resumed
         most = self._settings.limits.frame_bytes // 2
         for record in records:
+            if record.run_id != attached.session.run_id:
+                continue  # of another run that chose the same session id
             most -= len(record.key) + 4
             if most < 0:
                 welcome.welcome.known_calls_truncated = True

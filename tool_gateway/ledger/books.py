@@ -37,6 +37,7 @@ class Entry:
 
     place: int
     record: CallRecord
+    """Whether it was acknowledged is not said there; ``seen`` says it."""
     joined: int
     """Place among its session's calls."""
     finished: int = 0
@@ -45,6 +46,11 @@ class Entry:
     """Place among those that were acknowledged; 0: it was not."""
     orphan: bool = False
     """It ran when its gateway died: no task will end it, unless its client comes back."""
+
+    @property
+    def seen(self) -> CallRecord:
+        """The record as others see it."""
+        return replace(self.record, acked=True) if self.acked else self.record
 
     def with_record(self, record: CallRecord) -> Entry:
         return Entry(self.place, record, self.joined, self.finished, self.acked, self.orphan)
@@ -112,7 +118,7 @@ class Books:
         existing = self.calls.get(record.key)
         if existing is not None:
             if existing.record.args_sha256 != record.args_sha256 or existing.record.tool != record.tool:
-                return Conflict(existing.record)
+                return Conflict(existing.seen)
             self._own(trajectory, record.generation)
             return self._adopt(existing, record)
         if (mark := self.gone.get(record.key)) is not None:
@@ -130,32 +136,31 @@ class Books:
     def _adopt(self, entry: Entry, asking: CallRecord) -> Exists:
         record = entry.record
         previous = record.session_id
-        if previous == asking.session_id:
-            if record.generation != asking.generation:
-                record = replace(record, generation=asking.generation)
-                self._put(record.key, entry.with_record(record))
-        else:
-            record = replace(record, session_id=asking.session_id, generation=asking.generation, acked=False)
-            joined = self._place()
-            self._put(record.key, Entry(entry.place, record, joined, entry.finished, orphan=entry.orphan))
-        return Exists(record, previous)
+        if previous != asking.session_id:
+            record = replace(record, session_id=asking.session_id, generation=asking.generation)
+            entry = Entry(entry.place, record, self._place(), entry.finished, orphan=entry.orphan)
+            self._put(record.key, entry)
+        elif record.generation != asking.generation:
+            entry = entry.with_record(replace(record, generation=asking.generation))
+            self._put(record.key, entry)
+        return Exists(entry.seen, previous)
 
     def load(self, key: str) -> CallRecord | Gone | None:
         entry = self.calls.get(key)
         if entry is not None:
-            return entry.record
+            return entry.seen
         mark = self.gone.get(key)
         return Gone(mark.state) if mark is not None else None
 
     def begin_attempt(self, key: str, attempt: AttemptRecord) -> CallRecord | Fenced | None:
         entry = self.calls.get(key)
-        if entry is None or entry.record.done:
-            return entry.record if entry is not None else None
+        if entry is None or entry.finished:
+            return entry.seen if entry is not None else None
         record = entry.record
         owner = self._generation((record.run_id, record.trajectory_id))
         if record.generation < owner:
             return Fenced(owner)
-        record = replace(record, attempts=(*record.attempts, attempt))
+        record = record.with_attempt(attempt)
         self._put(key, entry.with_record(record))
         return record
 
@@ -169,9 +174,9 @@ class Books:
 
     def finish(self, key: str, outcome: Ending, now: float) -> CallRecord | None:
         entry = self.calls.get(key)
-        if entry is None or entry.record.done:
-            return entry.record if entry is not None else None
-        done = replace(entry.record, outcome=outcome, finished_at=now)
+        if entry is None or entry.finished:
+            return entry.seen if entry is not None else None
+        done = entry.record.with_outcome(outcome, now)
         self._put(key, Entry(entry.place, done, entry.joined, self._place(), orphan=entry.orphan))
         self._make_room(0)
         return done
@@ -179,10 +184,10 @@ class Books:
     def ack(self, session_id: str, keys: Sequence[str]) -> None:
         for key in keys:
             entry = self.calls.get(key)
-            if entry is None or not entry.record.done or entry.record.acked or entry.record.session_id != session_id:
+            if entry is None or not entry.finished or entry.acked or entry.record.session_id != session_id:
                 continue
-            record = replace(entry.record, acked=True)
-            self._put(key, Entry(entry.place, record, entry.joined, entry.finished, self._place(), entry.orphan))
+            acked = self._place()
+            self._put(key, Entry(entry.place, entry.record, entry.joined, entry.finished, acked, entry.orphan))
 
     def release(self, run_id: str, keys: Collection[str]) -> list[str]:
         running = []
@@ -220,7 +225,7 @@ class Books:
     def list_session(self, session_id: str) -> list[CallRecord]:
         entries = [self.calls[key] for key in self._by_session.get(session_id, ())]
         entries.sort(key=lambda entry: entry.joined)
-        return [entry.record for entry in entries]
+        return [entry.seen for entry in entries]
 
     def sweep(self, now: float) -> int:
         due = now - self._settings.retention_s

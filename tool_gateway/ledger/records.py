@@ -46,7 +46,8 @@ class Ending:
         """The same without the output."""
         final = self.final
         head = tool_pb2.Final(outcome=final.outcome, fault=final.fault, started=final.started, detail=final.detail)
-        return replace(self, final=head, stored_bytes=max(1, final.ByteSize()))
+        size = max(1, final.ByteSize())
+        return Ending(head, self.queue_us, self.run_us, self.instance_id, self.attempts, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,46 @@ class CallRecord:
         """What the record is counted as against the store's bound."""
         return 512 + (self.outcome.size if self.outcome is not None else self.request_bytes)
 
+    def with_attempt(self, attempt: AttemptRecord) -> CallRecord:
+        return self._with((*self.attempts, attempt), self.outcome, self.finished_at)
+
     def with_attempt_ended(
         self, number: int, outcome: tool_pb2.Outcome, started: tool_pb2.Started, detail: str
     ) -> CallRecord:
-        return replace(
-            self,
-            attempts=tuple(
-                replace(attempt, outcome=outcome, started=started, detail=detail)
-                if attempt.number == number
-                else attempt
-                for attempt in self.attempts
-            ),
+        attempts = tuple(
+            replace(attempt, outcome=outcome, started=started, detail=detail) if attempt.number == number else attempt
+            for attempt in self.attempts
+        )
+        return self._with(attempts, self.outcome, self.finished_at)
+
+    def with_outcome(self, outcome: Ending, finished_at: float) -> CallRecord:
+        """Finished; an attempt that is still open has ended with the call."""
+        attempts = self.attempts
+        if attempts and attempts[-1].outcome == tool_pb2.OUTCOME_UNSPECIFIED:
+            final = outcome.final
+            last = replace(attempts[-1], outcome=final.outcome, started=final.started, detail=final.detail)
+            attempts = (*attempts[:-1], last)
+        return self._with(attempts, outcome, finished_at)
+
+    def _with(self, attempts: tuple[AttemptRecord, ...], outcome: Ending | None, finished_at: float) -> CallRecord:
+        """As ``dataclasses.replace`` at half its price: each call has this done several times."""
+        return CallRecord(
+            self.key,
+            self.run_id,
+            self.trajectory_id,
+            self.key_generation,
+            self.generation,
+            self.session_id,
+            self.tool,
+            self.args_sha256,
+            self.received_at,
+            self.deadline_at,
+            attempts,
+            outcome,
+            finished_at,
+            self.acked,
+            self.request_bytes,
+            self.foreign,
         )
 
     def to_result(self) -> gateway_pb2.ServerFrame.Result:

@@ -19,21 +19,27 @@ from fermata.v1 import gateway_pb2, tool_pb2
 
 from node_runtime.errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 from tool_gateway.ledger.books import Books, Entry, Mark, Owner, Trajectory
-from tool_gateway.ledger.sqlite_rows import CALL_COLUMNS, CALL_WIDTH, Clock, Row, to_entry, to_row
+from tool_gateway.ledger.sqlite_rows import (
+    READ_CALLS,
+    TABLES,
+    Clock,
+    Row,
+    attempts_row,
+    call_row,
+    result_row,
+    to_entry,
+)
 from tool_gateway.ledger.store import LedgerUnavailable
 
 FILE_NAME: Final = "ledger.sqlite3"
 APPLICATION_ID: Final = 0x666D7431  # "fmt1"
 SCHEMA_VERSION: Final = 1
 _SCHEMA: Final = (
-    f"CREATE TABLE calls ({CALL_COLUMNS})",
-    "CREATE TABLE outputs (place INTEGER PRIMARY KEY, final BLOB NOT NULL)",
-    "CREATE TABLE gone (place INTEGER PRIMARY KEY, key TEXT NOT NULL, state INTEGER NOT NULL)",
-    "CREATE TABLE owners (place INTEGER PRIMARY KEY, run_id TEXT NOT NULL, trajectory_id TEXT NOT NULL, "
-    "generation INTEGER NOT NULL)",
+    *(f"CREATE TABLE {table} ({columns})" for table, columns in TABLES.items()),
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
+_WIDTHS: Final = {table: columns.count(",") + 1 for table, columns in TABLES.items()}
 _LOCK_WAIT_S: Final = 2.0
 _WAL_BYTES: Final = 64 << 20
 _MOST_ROWS: Final = 256
@@ -109,7 +115,7 @@ class LedgerFile:
         state_of = gateway_pb2.GetCallResponse.CallState.Name
         try:
             run = self._db.execute
-            entries = [to_entry(row, ahead, now) for row in run("SELECT * FROM calls ORDER BY place")]
+            entries = [to_entry(row, ahead, now) for row in run(READ_CALLS)]
             gone = []
             for place, key, state in run("SELECT place, key, state FROM gone ORDER BY place"):
                 state_of(state)
@@ -131,7 +137,7 @@ class LedgerFile:
     def read_output(self, place: int) -> tool_pb2.Final:
         """Raises LedgerUnavailable where it cannot be read."""
         try:
-            row = self._db.execute("SELECT final FROM outputs WHERE place = ?", (place,)).fetchone()
+            row = self._db.execute("SELECT final FROM results WHERE place = ?", (place,)).fetchone()
             if row is not None:
                 return tool_pb2.Final.FromString(row[0])
             why = "it is not there"
@@ -141,52 +147,46 @@ class LedgerFile:
 
     def write(self, books: Books, finals: Mapping[int, tool_pb2.Final]) -> None:
         """Commit what the books note as changed. `finals` by place. Raises LedgerUnavailable, and then nothing is."""
-        changes, calls = books.changes, books.calls
         ahead = self._clock.ahead()
-        rows: list[Row] = []
-        outputs: list[Row] = []
-        dead: list[int] = []
-        dead_outputs: list[int] = []
-        for key, old in changes.calls.items():
-            new = calls.get(key)
+        rows: dict[str, list[Row]] = {table: [] for table in TABLES}
+        dead: dict[str, list[int]] = {table: [] for table in TABLES}
+        for key, old in books.changes.calls.items():
+            new = books.calls.get(key)
             if old is not None and (new is None or new.place != old.place):
-                dead.append(old.place)
-                if old.finished:
-                    dead_outputs.append(old.place)
+                _bury(old, dead)
+                old = None
             if new is not None:
-                rows.append(to_row(new, ahead))
-                if new.place in finals:
-                    outputs.append((new.place, finals[new.place].SerializeToString()))
+                _note(old, new, finals, ahead, rows, dead)
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._delete("calls", dead)
-            self._delete("outputs", dead_outputs)
-            self._replace("calls", CALL_WIDTH, rows)
-            self._replace("outputs", 2, outputs)
-            if changes.gone:
-                self._write_marks(books, changes.gone)
-            if changes.owners:
-                self._write_owners(books, changes.owners)
+            if books.changes.gone:
+                self._forget_marks(books, books.changes.gone)
+                rows["gone"] += [
+                    (mark.place, key, mark.state) for key in books.changes.gone if (mark := books.gone.get(key))
+                ]
+            for trajectory, was in books.changes.owners.items():
+                if was is not None:
+                    dead["owners"].append(was.place)
+                if (owner := books.owners.get(trajectory)) is not None:
+                    rows["owners"].append((owner.place, *trajectory, owner.generation))
+            for table, places in dead.items():
+                self._delete(table, places)
+            for table, new_rows in rows.items():
+                self._replace(table, new_rows)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             raise LedgerUnavailable(f"the ledger {self.path} cannot be written: {_words(error)}") from None
 
-    def _write_marks(self, books: Books, touched: Mapping[str, Mark | None]) -> None:
-        now = books.gone
-        self._replace("gone", 3, [(mark.place, key, mark.state) for key in touched if (mark := now.get(key))])
-        if any(touched.values()):  # forgotten: always the oldest
-            oldest = next((mark.place for mark in now.values()), 1 << 62)
+    def _forget_marks(self, books: Books, touched: Mapping[str, Mark | None]) -> None:
+        """Marks that went were the oldest."""
+        if any(touched.values()):
+            oldest = next((mark.place for mark in books.gone.values()), 1 << 62)
             self._db.execute("DELETE FROM gone WHERE place < ?", (oldest,))
 
-    def _write_owners(self, books: Books, touched: Mapping[Trajectory, Owner | None]) -> None:
-        self._delete("owners", [old.place for old in touched.values() if old is not None])
-        rows = [(owner.place, *at, owner.generation) for at in touched if (owner := books.owners.get(at))]
-        self._replace("owners", 4, rows)
-
-    def _replace(self, table: str, width: int, rows: Sequence[Row]) -> None:
+    def _replace(self, table: str, rows: Sequence[Row]) -> None:
         """In as few statements as there are powers of two in their number: each one is a trip through the interpreter's
         lock."""
-        place = f"({','.join('?' * width)})"
+        place = f"({','.join('?' * _WIDTHS[table])})"
         for part in _parts(rows):
             values = part[0] if len(part) == 1 else [value for row in part for value in row]
             self._db.execute(f"REPLACE INTO {table} VALUES {','.join([place] * len(part))}", values)
@@ -221,6 +221,39 @@ class LedgerFile:
             f"gateway.data_dir: {self.path} is damaged ({why}): restore it, or move it away with the calls it holds",
             EXIT_FAILED,
         )
+
+
+def _bury(entry: Entry, dead: Mapping[str, list[int]]) -> None:
+    """The entry's rows are to go."""
+    dead["calls"].append(entry.place)
+    if entry.record.attempts:
+        dead["attempts"].append(entry.place)
+    if entry.finished:
+        dead["results"].append(entry.place)
+    if entry.acked:
+        dead["acknowledged"].append(entry.place)
+
+
+def _note(
+    old: Entry | None,
+    new: Entry,
+    finals: Mapping[int, tool_pb2.Final],
+    ahead: float,
+    rows: Mapping[str, list[Row]],
+    dead: Mapping[str, list[int]],
+) -> None:
+    """The rows in which the entry differs from the old one (None: all it has)."""
+    record = new.record
+    if old is None or old.joined != new.joined or old.record.generation != record.generation:
+        rows["calls"].append(call_row(new, ahead))
+    if record.attempts and (old is None or old.record.attempts is not record.attempts):
+        rows["attempts"].append(attempts_row(new, ahead))
+    if record.outcome is not None and (old is None or not old.finished):
+        rows["results"].append(result_row(new, record.outcome, finals[new.place], ahead))
+    if new.acked and (old is None or old.acked != new.acked):
+        rows["acknowledged"].append((new.place, new.acked))
+    elif old is not None and old.acked and not new.acked:  # another session has to hear of it
+        dead["acknowledged"].append(new.place)
 
 
 def _make(folder: Path, path: Path) -> None:

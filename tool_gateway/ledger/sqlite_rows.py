@@ -17,17 +17,33 @@ from fermata.v1 import tool_pb2
 from tool_gateway.ledger.books import Entry
 from tool_gateway.ledger.records import AttemptRecord, CallRecord, Ending
 
-CALL_COLUMNS: Final = (
-    "place INTEGER PRIMARY KEY, key TEXT NOT NULL, run_id TEXT NOT NULL, trajectory_id TEXT NOT NULL, "
-    "key_generation INTEGER NOT NULL, generation INTEGER NOT NULL, session_id TEXT NOT NULL, tool TEXT NOT NULL, "
-    "args_sha256 BLOB NOT NULL, request_bytes INTEGER NOT NULL, may_have_run_before INTEGER NOT NULL, "
-    "received_at REAL NOT NULL, deadline_at REAL NOT NULL, joined INTEGER NOT NULL, attempts TEXT NOT NULL, "
-    # of a call that is done
-    "finished INTEGER, finished_at REAL, acked INTEGER, outcome INTEGER, fault INTEGER, started INTEGER, detail TEXT, "
-    "queue_us INTEGER, run_us INTEGER, instance_id TEXT, attempt_count INTEGER, output_bytes INTEGER"
-)
-CALL_WIDTH: Final = 27
-_NOT_DONE: Final = (None,) * 12
+TABLES: Final = {
+    # What a step changes stands in a table of its own: a row is rewritten only where its call changes hands.
+    "calls": (
+        "place INTEGER PRIMARY KEY, key TEXT NOT NULL, run_id TEXT NOT NULL, trajectory_id TEXT NOT NULL, "
+        "key_generation INTEGER NOT NULL, generation INTEGER NOT NULL, session_id TEXT NOT NULL, tool TEXT NOT NULL, "
+        "args_sha256 BLOB NOT NULL, request_bytes INTEGER NOT NULL, may_have_run_before INTEGER NOT NULL, "
+        "received_at REAL NOT NULL, deadline_at REAL NOT NULL, joined INTEGER NOT NULL"
+    ),
+    "attempts": "place INTEGER PRIMARY KEY, attempts TEXT NOT NULL",
+    "results": (
+        "place INTEGER PRIMARY KEY, finished INTEGER NOT NULL, finished_at REAL NOT NULL, outcome INTEGER NOT NULL, "
+        "fault INTEGER NOT NULL, started INTEGER NOT NULL, detail TEXT NOT NULL, queue_us INTEGER NOT NULL, "
+        "run_us INTEGER NOT NULL, instance_id TEXT NOT NULL, attempt_count INTEGER NOT NULL, "
+        "output_bytes INTEGER NOT NULL, final BLOB NOT NULL"
+    ),
+    "acknowledged": "place INTEGER PRIMARY KEY, acked INTEGER NOT NULL",
+    "gone": "place INTEGER PRIMARY KEY, key TEXT NOT NULL, state INTEGER NOT NULL",
+    "owners": (
+        "place INTEGER PRIMARY KEY, run_id TEXT NOT NULL, trajectory_id TEXT NOT NULL, generation INTEGER NOT NULL"
+    ),
+}
+READ_CALLS: Final = """
+    SELECT calls.*, attempts, finished, finished_at, outcome, fault, started, detail, queue_us, run_us, instance_id,
+        attempt_count, output_bytes, acked
+    FROM calls LEFT JOIN attempts USING (place) LEFT JOIN results USING (place) LEFT JOIN acknowledged USING (place)
+    ORDER BY place
+"""
 _to_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 Row = tuple[Any, ...]
 
@@ -44,14 +60,10 @@ class Clock:
         return self.wall() - self.monotonic()
 
 
-def to_row(entry: Entry, ahead: float) -> Row:
+def call_row(entry: Entry, ahead: float) -> Row:
     """`ahead`: the wall clock's reading less the monotonic one's."""
     record = entry.record
-    attempts = [
-        (a.number, a.instance_id, a.address, a.started_at + ahead, a.outcome, a.started, a.detail)
-        for a in record.attempts
-    ]
-    row = (
+    return (
         entry.place,
         record.key,
         record.run_id,
@@ -66,17 +78,22 @@ def to_row(entry: Entry, ahead: float) -> Row:
         record.received_at + ahead,
         record.deadline_at + ahead,
         entry.joined,
-        _to_json(attempts) if attempts else "[]",
     )
-    ending = record.outcome
-    if ending is None:
-        return row + _NOT_DONE
-    final = ending.final
+
+
+def attempts_row(entry: Entry, ahead: float) -> Row:
+    attempts = [
+        (a.number, a.instance_id, a.address, a.started_at + ahead, a.outcome, a.started, a.detail)
+        for a in entry.record.attempts
+    ]
+    return entry.place, _to_json(attempts)
+
+
+def result_row(entry: Entry, ending: Ending, final: tool_pb2.Final, ahead: float) -> Row:
     return (
-        *row,
+        entry.place,
         entry.finished,
-        record.finished_at + ahead,
-        entry.acked,
+        entry.record.finished_at + ahead,
         final.outcome,
         final.fault,
         final.started,
@@ -86,6 +103,7 @@ def to_row(entry: Entry, ahead: float) -> Row:
         ending.instance_id,
         ending.attempts,
         ending.stored_bytes,
+        final.SerializeToString(),
     )
 
 
@@ -113,7 +131,6 @@ def to_entry(row: Row, ahead: float, now: float) -> Entry:
         attempts,
         finished,
         finished_at,
-        acked,
         outcome,
         fault,
         started,
@@ -123,6 +140,7 @@ def to_entry(row: Row, ahead: float, now: float) -> Entry:
         instance_id,
         attempt_count,
         output_bytes,
+        acked,
     ) = row
     back = ahead + max(0.0, received_at - ahead - now)
     ending = None
@@ -142,11 +160,10 @@ def to_entry(row: Row, ahead: float, now: float) -> Entry:
         deadline_at=deadline_at - back,
         attempts=tuple(
             AttemptRecord(number, instance, address, started_at - back, ended, began, why)
-            for number, instance, address, started_at, ended, began, why in json.loads(attempts)
+            for number, instance, address, started_at, ended, began, why in json.loads(attempts or "[]")
         ),
         outcome=ending,
         finished_at=min(finished_at - back, now) if finished else 0.0,
-        acked=bool(acked),
         request_bytes=request_bytes,
         foreign=bool(foreign),
     )

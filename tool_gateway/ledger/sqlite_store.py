@@ -97,7 +97,7 @@ class SqliteStore:
         if record is None or record.outcome is not head:
             return self._whole(record) if record is not None else None
         self._finals[self.books.calls[key].place] = outcome.final
-        return replace(record, outcome=outcome)
+        return record.with_outcome(outcome, now)
 
     def _whole(self, record: CallRecord) -> CallRecord:
         """The record with its output, where it has one."""

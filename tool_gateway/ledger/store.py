@@ -87,10 +87,13 @@ class LedgerStore(Protocol):
         outcome: tool_pb2.Outcome,
         started: tool_pb2.Started,
         detail: str,
-    ) -> None: ...
+    ) -> None:
+        """Of an attempt that another one may follow."""
+        ...
 
     async def finish(self, key: str, outcome: Ending, now: float) -> CallRecord | None:
-        """Commit the terminal outcome; the first one stays. Returns the record as it now is (None: gone)."""
+        """Commit the terminal outcome; the first one stays. An attempt that is open ends with it. Returns the record as
+        it now is (None: gone)."""
         ...
 
     async def ack(self, session_id: str, keys: Sequence[str]) -> None:

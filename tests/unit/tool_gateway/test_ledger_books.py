@@ -59,7 +59,7 @@ def take(books: Books, step: tuple[str, int, str], now: float) -> Any:
 def held(books: Books) -> Any:
     """What can be seen from outside, or decides what will be forgotten next."""
     return (
-        {key: entry.record for key, entry in books.calls.items()},
+        {key: entry.seen for key, entry in books.calls.items()},
         [(key, mark.state) for key, mark in books.gone.items()],
         [(trajectory, owner.generation) for trajectory, owner in books.owners.items()],
         [books.list_session(session) for session in ("s", "other")],

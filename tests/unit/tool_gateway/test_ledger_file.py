@@ -176,9 +176,10 @@ async def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     elif damage == "cut":
         os.truncate(path, 8192)
     else:
-        change = "attempts = '[[1]]'" if damage == "row" else "key = (SELECT min(key) FROM calls)"
+        row = "INSERT INTO attempts VALUES (7, '[[1]]')"
+        twice = "UPDATE calls SET key = (SELECT min(key) FROM calls) WHERE place = 7"
         with sqlite3.connect(path) as db:
-            db.execute(f"UPDATE calls SET {change} WHERE place = 7")
+            db.execute(row if damage == "row" else twice)
         db.close()
     refused = await refusal(tmp_path)
     assert refused.exit_code == EXIT_FAILED
@@ -257,7 +258,7 @@ async def test_an_output_that_cannot_be_read_costs_its_own_call_alone(tmp_path: 
         for n in range(2):
             await ledger.create(record(n))
             await ledger.finish(record(n).key, ending(str(n)), 1.0)
-        await on_thread(ledger, lambda db: db.execute("DELETE FROM outputs WHERE place = 1").close())
+        await on_thread(ledger, lambda db: db.execute("DELETE FROM results WHERE place = 1").close())
         asked = [ledger.create(record(n, session="later")) for n in range(2)]
         lost, found = await asyncio.gather(*asked, return_exceptions=True)
         assert isinstance(lost, LedgerUnavailable)
