@@ -2,5 +2,6 @@
 
 import os
 
-# gRPC's core writes to stderr for every connection that fails, past all logging; it reads this when it is loaded.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# gRPC's core writes to stderr, past all logging, whenever a stranger knocks: under ERROR still for each that asks for
+# another name. What matters reaches us as a status. It reads this when it is loaded.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -8,9 +8,13 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import socket
+from typing import Any, Final
 
 from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
+
+_LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 
 
 def join(host: str, port: int) -> str:
@@ -26,11 +30,36 @@ def split(address: str) -> tuple[str, int]:
         raise NodeError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:7010", EXIT_USAGE)
     if not (port.isascii() and port.isdigit()) or not 0 < int(port) <= 65535:
         raise NodeError(f"{address!r} has no port between 1 and 65535: write host:port", EXIT_USAGE)
-    return (host[1:-1] if bracketed else host), int(port)
+    host = host[1:-1] if bracketed else host
+    if not is_host(host) or bracketed != (":" in host):
+        raise NodeError(
+            f"{address!r} has no host: write a name such as gateway.example (an international one as xn--…), a number "
+            "such as 127.0.0.1, or [::1]",
+            EXIT_USAGE,
+        )
+    return host, int(port)
+
+
+def is_host(host: str) -> bool:
+    """Whether it can be a name or a number at all; resolvers and TLS fail on others in ways of their own."""
+    if ":" in host:
+        try:
+            return ipaddress.ip_address(host).version == 6
+        except ValueError:
+            return False
+    return len(host) <= 253 and all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split("."))
 
 
 def is_unix(address: str) -> bool:
     return address.startswith(("unix:", "unix-abstract:"))
+
+
+def unix_path(address: str) -> str:
+    """The path of "unix:path", "unix:///path" and "unix-abstract:name", as sockets of this machine name it."""
+    kind, _, path = address.partition(":")
+    if kind == "unix-abstract":
+        return "\0" + path
+    return path[2:] if path.startswith("///") else path
 
 
 def is_loopback(host: str) -> bool:
@@ -48,13 +77,7 @@ def check_free(host: str, port: int, what: str, setting: str) -> None:
 
     gRPC itself says only that it failed. Between this look and the real bind the port may still be taken.
     """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise NodeError(
-            f"{what}: {host!r} is not an address of this machine ({error.strerror})", EXIT_UNAVAILABLE
-        ) from None
-    family, kind, protocol, _name, address = found[0]
+    family, kind, protocol, _name, address = _own(host, port, what)
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -62,6 +85,14 @@ def check_free(host: str, port: int, what: str, setting: str) -> None:
             probe.listen(1)
         except OSError as error:
             raise NodeError(_why(error, host, port, what, setting), EXIT_UNAVAILABLE) from None
+
+
+def _own(host: str, port: int, what: str) -> Any:
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no name of a host"
+    raise NodeError(f"{what}: {host!r} is not an address of this machine ({why})", EXIT_UNAVAILABLE)
 
 
 def _why(error: OSError, host: str, port: int, what: str, setting: str) -> str:

@@ -15,38 +15,17 @@ import grpc
 
 from node_runtime.addresses import is_loopback, is_unix, split
 from node_runtime.errors import EXIT_USAGE, NodeError
+from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
+from node_runtime.tls_files import Chain, read_authorities, read_chain, read_file
 
-_MAX_BYTES: Final = 1024 * 1024
+_MAX_TOKEN: Final = 4096  # characters: gRPC ends calls with more metadata than 8 KiB
 
-
-def _read(path: Path, setting: str) -> bytes:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NodeError(f"{setting}: {path} does not exist: name an existing file", EXIT_USAGE) from None
-    except OSError as error:
-        raise NodeError(f"{setting}: {path} cannot be read: {error.strerror or error}", EXIT_USAGE) from None
-    if len(data) > _MAX_BYTES:
-        raise NodeError(f"{setting}: {path} has {len(data)} bytes, at most {_MAX_BYTES} are read", EXIT_USAGE)
-    return data
-
-
-def _read_pem(path: Path, setting: str, word: bytes) -> bytes:
-    data = _read(path, setting)
-    if b"-----BEGIN " not in data or word not in data:
-        raise NodeError(f"{setting}: {path} holds no PEM {word.decode().lower()}: give a PEM file", EXIT_USAGE)
-    if word == b"PRIVATE KEY" and b"ENCRYPTED" in data:
-        raise NodeError(
-            f"{setting}: {path} holds an encrypted key, and a process can ask nobody for its passphrase: give the key "
-            "without one, readable by its owner alone",
-            EXIT_USAGE,
-        )
-    return data
+log = get_logger("node_runtime.credentials")
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
-    """None where TLS is off. Raises NodeError (EXIT_USAGE) where files are missing or no PEM."""
+    """None where TLS is off. Raises NodeError (EXIT_USAGE) where a file cannot be used or no client would trust it."""
     if not tls.enabled:
         return None
     if tls.cert_file is None or tls.key_file is None:
@@ -54,24 +33,35 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
             "runtime.tls: TLS is on (ca_file is set) and this process serves: name its cert_file and key_file too",
             EXIT_USAGE,
         )
-    ca = _read_pem(tls.ca_file, "runtime.tls.ca_file", b"CERTIFICATE") if tls.ca_file else None
-    key = _read_pem(tls.key_file, "runtime.tls.key_file", b"PRIVATE KEY")
-    chain = _read_pem(tls.cert_file, "runtime.tls.cert_file", b"CERTIFICATE")
+    ca = read_authorities(tls.ca_file) if tls.ca_file else None
+    shown = _shown(tls.cert_file, tls.key_file)
     return grpc.ssl_server_credentials(
-        [(key, chain)],
+        [(shown.key, shown.cert)],
         root_certificates=ca if tls.require_client_cert else None,
         require_client_auth=tls.require_client_cert,
     )
 
 
+def _shown(cert_file: Path, key_file: Path) -> Chain:
+    """What clients are shown. One that is not valid yet may be so in a moment, where clocks differ."""
+    chain = read_chain(cert_file, key_file)
+    if chain.why_not_now is not None:
+        sentence = f"runtime.tls.cert_file: the certificate in {cert_file} {chain.why_not_now}"
+        if chain.expired:
+            raise NodeError(f"{sentence}, and no client trusts it: name a renewed one", EXIT_USAGE)
+        log.warning(f"{sentence}: until then no client trusts it")
+    return chain
+
+
 def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials | None:
-    """None where TLS is off."""
+    """None where TLS is off. Raises NodeError (EXIT_USAGE) where a file cannot be used."""
     if not tls.enabled:
         return None
-    ca = _read_pem(tls.ca_file, "runtime.tls.ca_file", b"CERTIFICATE") if tls.ca_file else None
-    key = _read_pem(tls.key_file, "runtime.tls.key_file", b"PRIVATE KEY") if tls.key_file else None
-    chain = _read_pem(tls.cert_file, "runtime.tls.cert_file", b"CERTIFICATE") if tls.cert_file else None
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=chain)
+    ca = read_authorities(tls.ca_file) if tls.ca_file else None
+    if tls.cert_file is None or tls.key_file is None:
+        return grpc.ssl_channel_credentials(root_certificates=ca)
+    shown = read_chain(tls.cert_file, tls.key_file)
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=shown.key, certificate_chain=shown.cert)
 
 
 def metrics_context(runtime: RuntimeSettings) -> ssl.SSLContext | None:
@@ -79,15 +69,14 @@ def metrics_context(runtime: RuntimeSettings) -> ssl.SSLContext | None:
     tls = runtime.tls
     if not runtime.metrics_tls or tls.cert_file is None or tls.key_file is None:
         return None
-    _read_pem(tls.key_file, "runtime.tls.key_file", b"PRIVATE KEY")
-    _read_pem(tls.cert_file, "runtime.tls.cert_file", b"CERTIFICATE")
+    _shown(tls.cert_file, tls.key_file)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(tls.cert_file, tls.key_file)
-    except ssl.SSLError as error:
+    except (ssl.SSLError, OSError) as error:  # replaced a moment ago
         raise NodeError(
-            f"runtime.tls: {tls.cert_file} and {tls.key_file} cannot be used ({error.reason or error}): "
+            f"runtime.tls: {tls.cert_file} and {tls.key_file} cannot be used ({error.strerror or error}): "
             "name a certificate and its own key",
             EXIT_USAGE,
         ) from None
@@ -97,15 +86,20 @@ def metrics_context(runtime: RuntimeSettings) -> ssl.SSLContext | None:
 def read_tokens(path: Path, setting: str) -> list[str]:
     """The tokens of a file: one a line, empty lines and # comments skipped. At least one, else NodeError."""
     try:
-        text = _read(path, setting).decode("ascii")
+        text = read_file(path, setting).decode()
     except UnicodeDecodeError:
-        raise NodeError(
-            f"{setting}: {path} has characters outside ASCII: a token is printable ASCII", EXIT_USAGE
-        ) from None
-    tokens = [line for raw in text.splitlines() if (line := raw.strip()) and not line.startswith("#")]
+        raise NodeError(f"{setting}: {path} is not UTF-8: write one token a line", EXIT_USAGE) from None
+    tokens = [line for raw in text.split("\n") if (line := raw.strip()) and not line.startswith("#")]
     for number, token in enumerate(tokens, start=1):
-        if not token.isprintable() or " " in token:
-            raise NodeError(f"{setting}: token {number} in {path} has blanks or control characters in it", EXIT_USAGE)
+        if not token.isascii():
+            why = "characters outside ASCII in it"
+        elif not token.isprintable() or " " in token:
+            why = "blanks or control characters in it"
+        elif len(token) > _MAX_TOKEN:
+            why = f"more than {_MAX_TOKEN} characters"
+        else:
+            continue
+        raise NodeError(f"{setting}: token {number} in {path} has {why}: a token is printable ASCII", EXIT_USAGE)
     if not tokens:
         raise NodeError(f"{setting}: {path} holds no token: write one a line", EXIT_USAGE)
     return tokens

@@ -19,7 +19,7 @@ from node_runtime.addresses import is_unix, split
 from node_runtime.credentials import auth_metadata, channel_credentials, check_token_stays_here
 from node_runtime.errors import EXIT_UNAVAILABLE, NodeError
 from node_runtime.grpc_options import CHANNEL_OPTIONS, KEEPALIVE_OPTIONS
-from node_runtime.handshake import refusal
+from node_runtime.handshake import expected_name, refusal
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.token_channel import TokenChannel
 
@@ -70,8 +70,8 @@ def open_channel(
     if credentials is None:
         channel = grpc.aio.insecure_channel(address, options)
     else:
-        expected = runtime.tls.server_name or server_name
-        if expected is not None:
+        expected = expected_name(address, runtime.tls, server_name)
+        if is_unix(address) or expected != split(address)[0]:
             options.append(("grpc.ssl_target_name_override", expected))
         channel = grpc.aio.secure_channel(address, credentials, options)
     pairs = auth_metadata(runtime)

@@ -30,6 +30,8 @@ SERVER_OPTIONS: Final[Options] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every 30 s; with the default (5 min) their idle streams die of "Too many pings".
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Who connects and says nothing holds a file descriptor for so long (by default for two minutes).
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # Bursts beyond the defaults are ended as bare CANCELLED.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 200_000),

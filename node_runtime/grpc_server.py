@@ -121,7 +121,7 @@ class NodeServer:
         if port == 0:
             raise NodeError(
                 f"{self._what}: cannot listen on port {self._port} of {self._host}: it was taken in this moment, or "
-                "the TLS files do not belong together",
+                "gRPC cannot use the TLS files",
                 EXIT_UNAVAILABLE,
             )
         await self.server.start()

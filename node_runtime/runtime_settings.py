@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from node_runtime.addresses import is_host
 from node_runtime.settings import Section
 
 
@@ -27,6 +28,13 @@ class TlsSettings(Section):
     server_name: str | None = Field(
         default=None, description="name expected in server certificates, where it is not the host"
     )
+
+    @field_validator("server_name")
+    @classmethod
+    def _is_name(cls, name: str | None) -> str | None:
+        if name is not None and not is_host(name):
+            raise ValueError(f"{name!r} can be no name of a server: write it as it stands in the certificate")
+        return name
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:

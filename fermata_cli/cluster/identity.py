@@ -6,6 +6,7 @@ token; the run's settings file names the certificate for people, so that `fermat
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,8 @@ class ClusterIdentity:
     def overrides(self) -> Mapping[Role, tuple[str, ...]]:
         """What each process is told by flag: the certificate it shows."""
         return {
-            role: tuple(f"{key}={value}" for key, value in self._shows(name).items()) for role, name in _NAMES.items()
+            role: tuple(f"{key}={json.dumps(value)}" for key, value in self._shows(name).items())
+            for role, name in _NAMES.items()
         }
 
     def write(self) -> None:

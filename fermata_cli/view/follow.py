@@ -6,7 +6,6 @@ Invariants: a line is taken once and only when it is whole; a node that does not
 from __future__ import annotations
 
 import json
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from node_runtime.tls_files import trust
 
 _READ_BYTES = 1 << 20
 _SCRAPE_S = 2.0
@@ -56,7 +57,7 @@ def scrape(url: str, ca_file: Path | None = None) -> list[Sample]:
     `ca_file`: the authority that an https page is checked with.
     """
     try:
-        context = ssl.create_default_context(cafile=ca_file) if url.startswith("https:") else None
+        context = trust(ca_file) if url.startswith("https:") else None
         with urllib.request.urlopen(url, timeout=_SCRAPE_S, context=context) as page:
             text = page.read().decode("utf-8", "replace")
         return [

@@ -25,7 +25,7 @@ from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.client.endings import Dead, ended_by
 from tool_gateway.client.interface import ToolCaller
-from tool_gateway.client.requests import call_start, local_result
+from tool_gateway.client.requests import bounded, call_start, local_result
 from tool_gateway.client.state import CallStart, CatalogueChanged, ClientState, Effect, Ended, Noticed, Resolved
 from tool_gateway.client.types import CallOptions, ClientOptions, OnEvent, Pending, Result
 
@@ -36,8 +36,6 @@ _STATUS_S = 0.5
 """How long the status of an ended stream may take to arrive after a write has failed."""
 _GOODBYE_S = 1.0
 _REMIND_S = 10.0
-_MAX_TIME_S = 30 * 86_400.0
-"""Longest deadline, and greatest age, of a call: times beyond it do not all fit into the messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +75,10 @@ class ToolGateway:
         self._wake = asyncio.Event()
         self._catalogue: Mapping[str, tool_pb2.ToolSpec] = {}
         self._why = "no connection has been made yet"
-        self._refusals: dict[str, str] = {}
-        """Gateways that are there and do not let this client in, until one does."""
+        self._refusals: dict[str, NodeError] = {}
+        """Gateways that are there and do not let this client in, until one does; or what this side lacks for them."""
+        self._opened = False
+        """A channel could be made once, so that settings and files were right."""
         self._runner: asyncio.Task[None] | None = None
         self._fenced: str | None = None
         self._failure: NodeError | None = None
@@ -146,8 +146,8 @@ class ToolGateway:
                     if self._failure is not None:
                         raise self._failure
                     if len(self._refusals) == len(set(self._addresses)):
-                        refused = "; ".join(f"tool gateway: {why}" for why in self._refusals.values())
-                        raise NodeError(refused, EXIT_UNAVAILABLE)
+                        told = dict.fromkeys(map(str, self._refusals.values()))
+                        raise NodeError("; ".join(told), next(iter(self._refusals.values())).exit_code)
                     self._announce.clear()
                     await self._announce.wait()
         except TimeoutError:
@@ -187,9 +187,9 @@ class ToolGateway:
             now = self._now()
             self._state.submit(
                 start,
-                now + _bounded(deadline_s),
+                now + bounded(deadline_s),
                 (parsed.trajectory_id, generation),
-                now - _bounded(options.earlier.age_s) if options.earlier is not None else None,
+                now - bounded(options.earlier.age_s) if options.earlier is not None else None,
             )
             self._wake.set()
             self._clock.set()
@@ -282,13 +282,7 @@ class ToolGateway:
         clock = asyncio.create_task(self._keep_deadlines(), name="gateway client deadlines")
         try:
             while not self._state.closed:
-                address = self._addresses[self._next_address]
-                channel = open_channel(address, self._runtime)
-                wait_s = 0.0
-                try:
-                    was_welcomed, wait_s = await self._connection(address, channel)
-                finally:
-                    await channel.close()
+                was_welcomed, wait_s = await self._attach(self._addresses[self._next_address])
                 failures = 0 if was_welcomed else failures + 1
                 if self._state.closed:
                     return
@@ -298,6 +292,23 @@ class ToolGateway:
         finally:
             clock.cancel()
             await asyncio.wait({clock})
+
+    async def _attach(self, address: str) -> tuple[bool, float]:
+        """As ``_connection``. Raises NodeError where a channel cannot be made and never could."""
+        try:
+            channel = open_channel(address, self._runtime)
+            self._opened = True
+        except NodeError as error:
+            if not self._opened:
+                raise
+            # Its files are read anew each time, perhaps in the middle of being replaced.
+            self._refused(address, error)
+            self._lost(address, str(error), False)
+            return False, 0.0
+        try:
+            return await self._connection(address, channel)
+        finally:
+            await channel.close()
 
     async def _connection(self, address: str, channel: grpc.aio.Channel) -> tuple[bool, float]:
         """One connection from Hello to its end: whether it was welcomed, and how long the gateway asked to wait."""
@@ -333,9 +344,12 @@ class ToolGateway:
             return str(error or "")
         why, refused = await told_error(error, address, self._runtime)
         if refused:
-            self._refusals[address] = why
-            self._announce.set()
+            self._refused(address, NodeError(f"tool gateway: {why}", EXIT_UNAVAILABLE))
         return why
+
+    def _refused(self, address: str, error: NodeError) -> None:
+        self._refusals[address] = error
+        self._announce.set()
 
     async def _read(self, call: Any) -> float:
         """Until the stream ends; returns how long the gateway asked to wait before coming back."""
@@ -464,7 +478,7 @@ class ToolGateway:
         if runner.cancelled() or runner.exception() is None:
             return
         error = runner.exception()
-        if isinstance(error, NodeError):  # a token or TLS file that cannot be read any more
+        if isinstance(error, NodeError):  # an address that is none, a token or TLS file that cannot be used
             self._failure = error
             _log.error(str(error))
         else:
@@ -479,8 +493,3 @@ class ToolGateway:
 
 if TYPE_CHECKING:
     _implements: type[ToolCaller] = ToolGateway
-
-
-def _bounded(seconds: float) -> float:
-    """From 0 to the longest time that is understood; what is no number is 0."""
-    return min(seconds, _MAX_TIME_S) if seconds > 0 else 0.0

@@ -29,7 +29,8 @@ async def wait_for_gateway(
         stub = gateway_pb2_grpc.ToolGatewayServiceStub(channel)
         return await stub.ListTools(gateway_pb2.ListToolsRequest(), timeout=_LIST_S)
     except grpc.aio.AioRpcError as error:
-        why, _ = await told_error(error, address, runtime)
-        raise NodeError(f"the gateway at {address} did not list its tools: {why}", EXIT_UNAVAILABLE) from None
+        why, refused = await told_error(error, address, runtime)
+        said = f"tool gateway: {why}" if refused else f"the gateway at {address} did not list its tools: {why}"
+        raise NodeError(said, EXIT_UNAVAILABLE) from None
     finally:
         await channel.close()

@@ -12,6 +12,13 @@ from node_runtime.outcomes import make_final
 from tool_gateway.client.types import CallOptions, Result
 
 CallStart = gateway_pb2.ClientFrame.CallStart
+_MAX_TIME_S = 30 * 86_400.0
+"""Longest deadline, and greatest age, of a call: times beyond it do not all fit into the messages."""
+
+
+def bounded(seconds: float) -> float:
+    """From 0 to the longest time that is understood; what is no number is 0."""
+    return min(seconds, _MAX_TIME_S) if seconds > 0 else 0.0
 
 
 def local_result(start: CallStart, outcome: tool_pb2.Outcome, detail: str) -> Result:

@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from cryptography.hazmat.primitives import serialization
 from fermata.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -260,10 +259,14 @@ def test_a_token_is_checked_as_a_whole() -> None:
     ("content", "told"),
     [
         (b"\n# none\n", "holds no token: write one a line"),
-        (b"two words\n", "token 1 in"),
-        (b"\xff\xfe", "has characters outside ASCII"),
+        (b"good\ntwo words\n", "token 2 in .* has blanks or control characters in it"),
+        (b"form\x0cfeed\n", "token 1 in .* has blanks or control characters in it"),
+        ("tökén\n".encode(), "token 1 in .* has characters outside ASCII in it"),
+        ("token".encode("utf-16"), "is not UTF-8"),
+        (b"a" * 4097, "token 1 in .* has more than 4096 characters"),
         (None, "does not exist: name an existing file"),
     ],
+    ids=range(7),
 )
 async def test_unusable_token_files(tmp_path: Path, content: bytes | None, told: str) -> None:
     file = tmp_path / "tokens"
@@ -276,30 +279,18 @@ async def test_unusable_token_files(tmp_path: Path, content: bytes | None, told:
         auth_metadata(settings(tokens={"send_file": file}))
 
 
-async def test_unusable_tls_files(authority: Authority, tmp_path: Path) -> None:
-    pem, other = authority.issue("server"), authority.issue("other")
-    (tmp_path / "no.pem").write_text("hello")
-    key = serialization.load_pem_private_key(pem.key.read_bytes(), None)
-    (tmp_path / "locked.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
-        )
-    )
-    for tls, told in (
-        ({"cert_file": pem.cert, "key_file": tmp_path / "locked.key"}, "locked.key holds an encrypted key"),
-        ({"cert_file": tmp_path / "none.pem", "key_file": pem.key}, "cert_file: .* does not exist"),
-        ({"cert_file": tmp_path / "no.pem", "key_file": pem.key}, "cert_file: .* holds no PEM certificate"),
-        ({"cert_file": pem.cert, "key_file": pem.cert}, "key_file: .* holds no PEM private key"),
-        ({"cert_file": tmp_path, "key_file": pem.key}, "cert_file: .* cannot be read: Is a directory"),
-        ({"ca_file": authority.ca_file}, "this process serves: name its cert_file and key_file too"),
-    ):
-        with pytest.raises(NodeError, match=told) as caught:
-            NodeServer(settings(tls), what="gateway")
-        assert caught.value.exit_code == EXIT_USAGE
-    mixed = NodeServer(settings({"cert_file": pem.cert, "key_file": other.key}), what="gateway")
-    with pytest.raises(NodeError, match="TLS files do not belong together"):
-        await mixed.start()
-    await mixed.stop(0)
+@pytest.mark.parametrize(
+    "content",
+    [b"secret\r\nother\r\n", b"\xef\xbb\xbfsecret", "# für uns\n\n\tsecret \n".encode(), b"secret", b"a" * 4096],
+    ids=["CRLF", "byte order mark", "comment", "no newline", "long"],
+)
+async def test_a_token_is_found_whatever_editor_wrote_the_file(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "tokens"
+    file.write_bytes(content)
+    runtime = settings(tokens={"accept_file": file, "send_file": file})
+    async with serving(runtime) as (_, servicer, address):
+        assert await ask(address, runtime) == "k"
+        assert servicer.metadata["authorization"] in ("Bearer secret", "Bearer " + "a" * 4096)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:7010", "gateway.example:7010", "[2001:db8::1]:7010", "0.0.0.0:1"])
@@ -316,6 +307,28 @@ async def test_malformed_addresses(address: str) -> None:
     with pytest.raises(NodeError, match="write host:port") as caught:
         open_channel(address, PLAIN)
     assert caught.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["a..b", "a" * 64, "a." * 127 + "b", ".", "a b", "münchen.example", "a\n", "[localhost]", "[::g]", "[1.2.3.4]"],
+)
+async def test_hosts_that_no_resolver_takes(host: str) -> None:
+    with pytest.raises(NodeError, match="has no host: write a name such as") as caught:
+        open_channel(f"{host}:7010", PLAIN)
+    assert caught.value.exit_code == EXIT_USAGE
+    assert not addresses.is_host(host)
+    async with asyncio.timeout(10):
+        with pytest.raises(NodeError, match="is not an address of this machine") as caught:
+            await NodeServer(PLAIN, host, what="gateway").start()
+    assert caught.value.exit_code == EXIT_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "host", ["a", "a.b.", "_grpc._tcp.x-y.example", "127.1", "xn--mnchen-3ya.example", "[fe80::1%2]"]
+)
+def test_hosts_that_may_be(host: str) -> None:
+    assert addresses.split(f"{host}:1") == (host.strip("[]"), 1)
 
 
 async def test_a_port_in_use_is_one_sentence() -> None:

@@ -10,7 +10,7 @@ from fermata.v1 import tool_pb2
 from node_runtime.errors import EXIT_USAGE, NodeError
 from node_runtime.runtime_settings import RuntimeSettings, TokenSettings
 from tool_gateway.client import CallOptions, ToolGateway
-from tool_gateway.client.gateway import _bounded
+from tool_gateway.client.requests import bounded
 from tool_gateway.client.types import Earlier
 
 
@@ -23,7 +23,7 @@ def client(address: str, runtime: RuntimeSettings | None = None) -> ToolGateway:
     [(1.5, 1.5), (0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 2_592_000.0), (1e30, 2_592_000.0)],
 )
 def test_times_are_bounded_by_what_a_message_can_say(seconds: float, taken: float) -> None:
-    assert _bounded(seconds) == taken
+    assert bounded(seconds) == taken
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), -1.0])
