@@ -23,7 +23,7 @@ from node_runtime.gpu_nvml import NvmlReader, Reading
 from node_runtime.logs import get_logger
 
 FRESH_S: Final = 1.0  # so old an answer is given again
-WAIT_S: Final = 2.0  # so long a scrape waits, from the question on: Prometheus itself waits 10 s by default
+WAIT_S: Final = 1.0  # so long a scrape waits, from the question on; who scrapes every 2 s waits no longer than that
 STALE_S: Final = 5.0  # so old an answer stands in for one that is late
 _CLOSE_S: Final = 1.0
 
