@@ -22,9 +22,10 @@ class Contract(RuleBasedStateMachine):
         super().__init__()
         self.world = World(shared_ledger=False)
 
-    @initialize(shared=st.booleans())
-    def begin(self, shared: bool) -> None:
+    @initialize(shared=st.booleans(), named_may_start=st.booleans())
+    def begin(self, shared: bool, named_may_start: bool) -> None:
         self.world = World(shared_ledger=shared)
+        self.world.named_may_start = named_may_start
         self.world.node.connect(self.world.live_gateways()[0])
 
     # -- progress

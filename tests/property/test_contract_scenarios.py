@@ -179,6 +179,23 @@ def test_a_gateway_that_lost_its_session_starts_nothing_for_it() -> None:
     assert len(world.starts) == 1
 
 
+def test_a_call_that_never_arrived_starts_once_at_the_instance_that_the_ledger_names() -> None:
+    """However late the dead gateway's request comes, and whichever of the two comes first."""
+    for late_first in (False, True):
+        world = World(shared_ledger=True, addresses=("a",))
+        world.named_may_start = True
+        late = send_call(world, world.live_gateways()[0], KEY)
+        world.now += 1_000
+        world.kill_gateway("g0")
+        world.node.connect(world.live_gateways()[0])
+        deliver_all(world)
+        again = next(r for r in world.movable_rpcs() if r is not late)
+        for rpc in (late, again) if late_first else (again, late):
+            world.step_rpc(rpc)
+        assert outcome(world, KEY) == tool.OUTCOME_OK
+        assert len(world.starts) == 1
+
+
 def test_not_started_is_never_said_where_an_unrecorded_attempt_ran() -> None:
     world, key = world_with_call_running("read")
     world.now += 1_000

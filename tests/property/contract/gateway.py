@@ -165,15 +165,18 @@ class Gateway:
         if stream is not None and stream.alive:
             started = gw.ServerFrame.Started(key=key, attempt=number, instance_id=chosen)
             stream.down.append(gw.ServerFrame.Event(started=started))
+        self.invoke(record, chosen, number)
+
+    def invoke(self, record: Record, instance_id: str, number: int) -> None:
         self.call(
-            chosen,
+            instance_id,
             tool.Invocation(
-                key=key,
+                key=record.start.key,
                 attempt=number,
                 tool=record.start.tool,
                 args_json=record.start.args_json,
                 args_sha256=record.start.args_sha256,
-                expected_instance_id=chosen,
+                expected_instance_id=instance_id,
             ),
         )
 
@@ -261,10 +264,15 @@ class Gateway:
     def take_over(self, record: Record) -> None:
         """Another gateway, or an earlier owner, worked on it; the ledger says where it may have started."""
         open_attempts = [a for a in record.attempts if not a.disproved]
-        if open_attempts:
-            self.attach(record.start.key, open_attempts[-1].instance_id)
-        else:
+        if not open_attempts:
             self.dispatch(record)
+            return
+        named = open_attempts[-1].instance_id
+        if self.world.named_may_start and named in self.world.instances():
+            # The same key joins what runs there, and starts what has never arrived.
+            self.invoke(record, named, record.first_attempt + record.attempts.index(open_attempts[-1]))
+        else:
+            self.attach(record.start.key, named)
 
     def take_over_unrecorded(self, record: Record, first_sent: int) -> None:
         """No ledger knows it, and it may have started: disprove that everywhere but at the instance chosen."""

@@ -18,6 +18,8 @@ class World:
     def __init__(self, shared_ledger: bool, addresses: tuple[str, ...] = ("a", "b")) -> None:
         self.now = 1_000_000
         self.shared = Ledger() if shared_ledger else None
+        self.named_may_start = False
+        """A successor sends a call again to the instance that the ledger names, instead of laying a tombstone there."""
         self.addresses = addresses
         self.ids = itertools.count(1)
         self.backends: dict[str, Backend | None] = dict.fromkeys(addresses)
