@@ -6,11 +6,21 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import check, refusal, render
+from tests.deploy.chart import check, refusal, render, workloads
 
 TOOL = {"name": "a", "tools": ["calculator"]}
 NCCL = {"weight_transfer": "nccl"}
 RUNS = {"name": "r", "mountPath": "/runs/"}
+CLAIM = {"persistentVolumeClaim": {"claimName": "c"}}
+
+
+def on_a_volume(source: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "extraVolumes": [{"name": "ledger", **source}],
+        "extraVolumeMounts": [{"name": "ledger", "mountPath": "/ledger/"}],
+    }
+
+
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"tokens": {"existingSecret": "t"}},
@@ -150,6 +160,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "raise the limit or lower max_bytes",
     ),
     (
+        {"config": {"gateway": {"data_dir": "/ledger"}}, "gateway": {"replicas": 2, **on_a_volume(CLAIM)}},
+        "config.gateway.data_dir is on the volume ledger, gateway.replicas is 2, and a ledger belongs to one gateway: "
+        "set gateway.replicas to 1, or leave data_dir out",
+    ),
+    (
         {"podMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "1m1s"}},
         "podMonitor.scrapeTimeout is 1m1s and podMonitor.interval 1m: Prometheus takes no timeout longer than the "
         "interval",
@@ -273,6 +288,9 @@ TAKEN: list[dict[str, Any]] = [
         "config": {"gateway": {"ledger": {"max_bytes": 1 << 29}}},
         "gateway": {"resources": {"limits": {"memory": "1Gi"}}},
     },
+    {"config": {"gateway": {"data_dir": "/ledger"}}, "gateway": {"replicas": 1, **on_a_volume(CLAIM)}},
+    {"config": {"gateway": {"data_dir": "/ledger/a"}}, "gateway": {"replicas": 2, **on_a_volume({"emptyDir": {}})}},
+    {"config": {"gateway": {"data_dir": "/var/lib/fermata/l"}}, "gateway": {"replicas": 2, **on_a_volume(CLAIM)}},
     {"config": {"trainer": {"run_dir": "/var/lib/fermata/second"}}},
     {
         "config": {"trainer": {"run_dir": "/runs/a"}},
@@ -296,6 +314,14 @@ def test_a_contradiction_is_one_sentence(values: dict[str, Any], sentence: str) 
     said = refusal(values)
     assert sentence in said
     assert said.count("\n") <= 2, said
+
+
+def test_a_ledger_on_a_claim_has_one_owner_at_a_time() -> None:
+    values = {"config": {"gateway": {"data_dir": "/ledger"}}, "gateway": on_a_volume(CLAIM)}
+    assert workloads(render(values))["gateway"]["spec"]["strategy"] == {"type": "Recreate"}
+    for other in ({}, {"gateway": on_a_volume(CLAIM)}, {"config": {"gateway": {"data_dir": "ledger"}}}):
+        strategy = workloads(render(other))["gateway"]["spec"]["strategy"]
+        assert strategy == {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
 @pytest.mark.parametrize("values", TAKEN, ids=str)

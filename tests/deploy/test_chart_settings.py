@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -219,6 +221,35 @@ def test_tls_is_mutual_and_tokens_are_sent_and_asked(tmp_path: Path) -> None:
         assert runtime.tls.server_name == "fermata.internal"
         assert runtime.tls.ca_file == Path("/run/fermata/tls/ca.crt")
         assert runtime.tokens.accept_file == runtime.tokens.send_file == Path("/run/fermata/tokens/tokens")
+
+
+def test_the_names_that_certificates_must_carry_are_those_that_are_called(tmp_path: Path) -> None:
+    text = (CHART / "README.md").read_text()
+    told = {name.replace("NAME", "*") for name in re.findall(r"`([*]?[.]?demo-fermata-[\w-]+\.ml\.svc)`", text)}
+    assert len(told) == 3
+    documents = rendered("tls")
+    called = {
+        *cast(RolloutSettings, loaded(documents, "rollout", tmp_path)["rollout"]).gateway,
+        *cast(TrainerSettings, loaded(documents, "trainer", tmp_path)["trainer"]).rollout_nodes,
+        *(pool.dns for pool in cast(GatewaySettings, loaded(documents, "gateway", tmp_path)["gateway"]).pools),
+        container(pod_specs(documents)["test"])["args"][-1],
+    }
+    for address in called:
+        assert any(fnmatch.fnmatch(address.rpartition(":")[0], name) for name in told), address
+    (claim,) = re.findall(r"kubectl delete pvc (\S+)-0`", text)
+    assert claim == f"state-{workloads(documents)['trainer']['metadata']['name']}"
+
+
+def test_values_cpu_asks_for_no_more_than_it_says() -> None:
+    text = (CHART / "values-cpu.yaml").read_text()
+    assert "Three CPUs and 5 GiB are asked" in text.replace("\n# ", " ")
+    cpus, gib = 0.0, 0.0
+    for workload in workloads(rendered("cpu")).values():
+        asked = container(workload["spec"]["template"]["spec"])["resources"]["requests"]
+        cpus += float(asked["cpu"].removesuffix("m")) / (1000 if asked["cpu"].endswith("m") else 1)
+        gib += float(asked["memory"][:-2]) / {"Mi": 1024, "Gi": 1}[asked["memory"][-2:]]
+    assert 2 < cpus <= 3
+    assert 4 < gib <= 5
 
 
 def test_values_cpu_is_the_demo() -> None:

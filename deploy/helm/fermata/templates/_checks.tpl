@@ -103,6 +103,13 @@
 {{- end -}}
 {{- end -}}
 
+{{- if $values.gateway.enabled -}}
+{{- $shared := include "fermata.ledgerVolume" . -}}
+{{- if and $shared (gt ($values.gateway.replicas | int) 1) -}}
+{{- fail (printf "config.gateway.data_dir is on the volume %s, gateway.replicas is %d, and a ledger belongs to one gateway: set gateway.replicas to 1, or leave data_dir out" $shared ($values.gateway.replicas | int)) -}}
+{{- end -}}
+{{- end -}}
+
 {{- with $values.podMonitor -}}
 {{- if and .enabled (gt (include "fermata.seconds" .scrapeTimeout | float64) (include "fermata.seconds" .interval | float64)) -}}
 {{- fail (printf "podMonitor.scrapeTimeout is %s and podMonitor.interval %s: Prometheus takes no timeout longer than the interval" .scrapeTimeout .interval) -}}

@@ -44,6 +44,24 @@ spec:
     {{- end }}
 {{- end -}}
 
+{{/* The volume outside the gateway's pod that its ledger lies on; empty where the ledger is in memory or the pod's own. */}}
+{{- define "fermata.ledgerVolume" -}}
+{{- $folder := (include "fermata.settings" . | fromYaml).gateway.data_dir | default "" | printf "%s/" -}}
+{{- $own := list -}}
+{{- range .Values.gateway.extraVolumes -}}
+{{- if or .emptyDir .ephemeral (hasKey . "emptyDir") -}}
+{{- $own = append $own .name -}}
+{{- end -}}
+{{- end -}}
+{{- $found := "" -}}
+{{- range .Values.gateway.extraVolumeMounts -}}
+{{- if and (hasPrefix (trimSuffix "/" .mountPath | printf "%s/") $folder) (not (has .name $own)) -}}
+{{- $found = .name -}}
+{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
 {{/* A PodDisruptionBudget, where there is more than one pod: also "name", "replicas" */}}
 {{- define "fermata.disruption" -}}
 {{- if and .root.Values.podDisruptionBudget.enabled (gt (.replicas | int) 1) -}}
