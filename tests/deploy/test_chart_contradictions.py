@@ -165,6 +165,20 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "set gateway.replicas to 1, or leave data_dir out",
     ),
     (
+        {"trainer": {"persistence": {"enabled": False, "existingClaim": "c"}}},
+        "trainer.persistence.existingClaim is c and trainer.persistence.enabled is false: set it to true, or leave the "
+        "claim out",
+    ),
+    (
+        {"config": {"trainer": {"model": "/m"}}},
+        "config.rollout.model is /opt/fermata/demo/model and config.trainer.model /m: nodes serve what the trainer "
+        "trains; name the folder in model.path alone",
+    ),
+    (
+        {"model": {"subPath": "a"}},
+        "model.subPath is a, and no volume has it: name one in model.existingClaim, model.hostPath or model.volume",
+    ),
+    (
         {"podMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "1m1s"}},
         "podMonitor.scrapeTimeout is 1m1s and podMonitor.interval 1m: Prometheus takes no timeout longer than the "
         "interval",
@@ -196,6 +210,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 # What each pod says of itself: the same for all roles.
 OF_PODS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"rollout": {"tlsSecret": "mine"}},
+        "rollout.tlsSecret is mine and tls.existingSecret is not set: TLS is off for all; set it, the role's own "
+        "stands in its place",
+    ),
     (
         {"config": {"runtime": {"node_name": "n"}}},
         "config.runtime.node_name is set, and each pod sees to that itself: leave it out",

@@ -116,7 +116,17 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* The model's volume. */ -}}
+{{- if and $values.trainer.enabled $values.trainer.persistence.existingClaim (not $values.trainer.persistence.enabled) -}}
+{{- fail (printf "trainer.persistence.existingClaim is %s and trainer.persistence.enabled is false: set it to true, or leave the claim out" $values.trainer.persistence.existingClaim) -}}
+{{- end -}}
+
+{{- /* The model, and its volume. */ -}}
+{{- if and $values.rollout.enabled $values.trainer.enabled (ne $settings.rollout.model $settings.trainer.model) -}}
+{{- fail (printf "config.rollout.model is %s and config.trainer.model %s: nodes serve what the trainer trains; name the folder in model.path alone" $settings.rollout.model $settings.trainer.model) -}}
+{{- end -}}
+{{- if and $values.model.subPath (not (include "fermata.modelVolume" .)) -}}
+{{- fail (printf "model.subPath is %s, and no volume has it: name one in model.existingClaim, model.hostPath or model.volume" $values.model.subPath) -}}
+{{- end -}}
 {{- with $values.model -}}
 {{- $sources := list -}}
 {{- range $key := list "existingClaim" "hostPath" "volume" -}}

@@ -29,6 +29,10 @@ fermata.pod takes.
 {{- end -}}
 {{- end -}}
 
+{{- if and $role.tlsSecret (not .root.Values.tls.existingSecret) -}}
+{{- fail (printf "%stlsSecret is %s and tls.existingSecret is not set: TLS is off for all; set it, the role's own stands in its place" $at $role.tlsSecret) -}}
+{{- end -}}
+
 {{- /* Volumes: names and places are given once. */ -}}
 {{- $names := dict -}}
 {{- $places := dict -}}
