@@ -45,7 +45,15 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", hel
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key, section.key=value; repeatable.")
 ]
-Gateway = Annotated[str, typer.Option("--gateway", metavar="ADDR", help="host:port of a tool gateway.")]
+Gateway = Annotated[
+    str | None,
+    typer.Option(
+        "--gateway",
+        metavar="ADDR",
+        help="host:port of a tool gateway; else that of rollout.gateway in the settings, else 127.0.0.1:7000.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
@@ -108,7 +116,7 @@ def timeline(
 def tools_call(
     tool: Annotated[str, typer.Argument(metavar="NAME", help="The tool.")],
     arguments: Annotated[str, typer.Argument(metavar="JSON", help="Arguments, a JSON object; - reads stdin.")] = "{}",
-    gateway: Gateway = "127.0.0.1:7000",
+    gateway: Gateway = None,
     deadline: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="For the whole call.")] = 60.0,
     wait: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="To wait for the gateway.")] = 10.0,
     as_json: AsJson = False,
@@ -134,7 +142,7 @@ def tools_call(
 
 @tools_app.command("list")
 def tools_list(
-    gateway: Gateway = "127.0.0.1:7000",
+    gateway: Gateway = None,
     wait: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="To wait for the gateway.")] = 10.0,
     as_json: AsJson = False,
     config: ConfigFile = None,

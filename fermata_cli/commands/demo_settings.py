@@ -119,13 +119,19 @@ class DemoSettings:
                     EXIT_USAGE,
                 )
 
-    def write(self, path: Path) -> None:
-        """The file that all processes of the run read."""
+    def write(self, path: Path, *, gateway: str | None = None) -> None:
+        """The file that all processes of the run read; with the gateway's address, once it is up, for people too."""
         tree = yaml.safe_load(dump(self._sections))
         for section, key in _BY_FLAG:
             del tree[section][key]
+        if gateway is not None:
+            tree["rollout"]["gateway"] = [gateway]
         head = "# The settings of this run, complete. Names, ports and addresses are set by flag: see cluster.json.\n"
-        path.write_text(head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+        partial = path.with_name(path.name + ".partial")  # a process that is started again may read it now
+        partial.write_text(
+            head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8"
+        )
+        partial.replace(path)
 
 
 def _with_places(file: Path, tasks: Sequence[Task]) -> Iterator[tuple[str, Task]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fermata.v1 import gateway_pb2, tool_pb2
 
-from fermata_cli.runtime import load_runtime
+from fermata_cli.runtime import find_gateway, load_runtime
 from fermata_cli.text import printable
 from node_runtime.errors import EXIT_CHECK_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 from node_runtime.keys import CallKey
@@ -32,7 +32,7 @@ def call_tool(
     tool: str,
     arguments: str,
     *,
-    gateway: str,
+    gateway: str | None,
     deadline_s: float,
     wait_s: float,
     as_json: bool,
@@ -41,6 +41,7 @@ def call_tool(
 ) -> int:
     """0: OK; 1: the tool failed; 2: there is no such tool, or the arguments are not its; 3: infrastructure."""
     runtime = load_runtime(config, overrides)
+    gateway = gateway or find_gateway(config, overrides)
     args_json = sys.stdin.buffer.read() if arguments == "-" else arguments.encode("utf-8", "surrogateescape")
     _must_be_json(args_json)
     result = asyncio.run(_call(tool, args_json, gateway, deadline_s, wait_s, runtime))
@@ -134,9 +135,12 @@ def _as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def list_tools(*, gateway: str, wait_s: float, as_json: bool, config: Path | None, overrides: Sequence[str]) -> int:
+def list_tools(
+    *, gateway: str | None, wait_s: float, as_json: bool, config: Path | None, overrides: Sequence[str]
+) -> int:
     """One line a tool: name, backends serving of all, description; or one JSON object."""
     runtime = load_runtime(config, overrides)
+    gateway = gateway or find_gateway(config, overrides)
     response = asyncio.run(_reach(gateway, runtime, wait_s))
     entries = sorted(response.tools, key=lambda entry: entry.spec.name)
     if as_json:

@@ -75,8 +75,8 @@ def choose_scene(spans: Iterable[Span], *, rows: int = ROWS) -> Scene | None:
         margin = max(_LEAST_MARGIN_S, (slow.end - slow.start) * _MARGIN)
         start, end = slow.start - margin, slow.end + margin
     seen = [lane for lane in lanes if lane.start < end and lane.end > start]
-    # Those that did most in the window say most about what went on meanwhile.
-    seen.sort(key=lambda lane: -_busy(lane, start, end))
+    # Those whose turns ended while the call was held say most about what went on meanwhile.
+    seen.sort(key=lambda lane: (-_turns_meanwhile([lane], slow), -_busy(lane, start, end)))
     chosen = [lane for lane in seen if slow is not None and lane.trajectory == slow.trajectory]
     chosen += [lane for lane in seen if lane not in chosen][: rows - len(chosen)]
     chosen.sort(key=lambda lane: (slow is None or lane.trajectory != slow.trajectory, lane.start))

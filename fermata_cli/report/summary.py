@@ -100,9 +100,12 @@ def final_lines(summary: Mapping[str, Any]) -> list[str]:
     offered = {outcome: count - without.get(outcome, 0) for outcome, count in calls.items()}
     switched_off = f"; with the tools switched off: {_by_outcome(without)}" if without else ""
     checksums = summary.get("checksums_verified") or {}
+    evaluated = any(summary[key] is not None for key in ("accuracy_before", "accuracy_after", "accuracy_without_tools"))
     lines = [
         f"held-out accuracy: {_share(summary['accuracy_before'])} before, {_share(summary['accuracy_after'])} after "
-        f"{summary['steps'] or 0} steps, {_share(summary['accuracy_without_tools'])} with the tools switched off",
+        f"{summary['steps'] or 0} steps, {_share(summary['accuracy_without_tools'])} with the tools switched off"
+        if evaluated
+        else f"{summary['steps'] or 0} steps, without held-out tasks to measure accuracy on",
         f"training {_seconds(seconds.get('training'))}, of {_seconds(seconds.get('total'))} in all; "
         f"{summary['trajectories'] or 0} trajectories, {_whole(summary['tokens_per_second'])} tokens/s, "
         f"{_percent(summary['parked_share'])} of their time held at tools",

@@ -59,7 +59,7 @@ class PlainShow:
         print(f"[{self._said - self._begun:6.1f} s] {sentence}", file=sys.stderr, flush=True)
 
     def refresh(self) -> None:
-        if self._clock() - self._said >= _QUIET_S:
+        if self._clock() - self._said >= _QUIET_S and self._view.phase != "stay":  # which may last for days
             self.say(f"still {self._view.now}" if self._view.phase in _DOING else self._view.now)
 
     def __enter__(self) -> Self:

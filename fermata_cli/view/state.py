@@ -30,6 +30,7 @@ PHASES = {
     "export": "writing the trained model",
     "checkpoint": "writing a checkpoint",
     "end": "ended",
+    "stay": "the run is over, its cluster stays up until Ctrl-C",
     "stopping": "stopping the cluster",
 }
 

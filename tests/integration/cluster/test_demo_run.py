@@ -80,7 +80,7 @@ def test_a_short_run_from_start_to_end(tmp_path: Path) -> None:
         command.until(
             lambda: scraped(run_dir) == rows.keys() - {"trainer"}, 10, "Prometheus is sent to a trainer that has ended"
         )
-        asked = ("tools", "call", "calculator", '{"expression": "12*34"}', "--gateway", rows["gateway"]["address"])
+        asked = ("tools", "call", "calculator", '{"expression": "12*34"}', "--config", str(run_dir / "fermata.yaml"))
         code, out, err = run(*asked, folder=tmp_path)
         assert (code, out) == (0, "408\n"), err
         command.interrupt()

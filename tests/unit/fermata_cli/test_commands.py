@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from fermata_cli.cluster.certificates import Authority
 from fermata_cli.cluster.plan import Role
 from fermata_cli.commands.demo_settings import DemoOptions, DemoSettings
 from fermata_cli.main import main
+from fermata_cli.runtime import find_gateway
 from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -263,3 +265,26 @@ def test_what_prometheus_is_told(tmp_path: Path) -> None:
     prometheus_files.write_config(tmp_path, RuntimeSettings(metrics_port=0, metrics_tls=True, tls=tls))
     (scrape,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
     assert (scrape["scheme"], scrape["tls_config"]) == ("https", {"ca_file": str(tmp_path / "ca.pem")})
+
+
+def test_the_file_of_a_run_that_is_up_leads_to_its_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, file = DemoSettings(DemoOptions(), tmp_path / "run"), tmp_path / "fermata.yaml"
+    settings.write(file)
+    assert find_gateway(file, ()) == "127.0.0.1:7000"
+    settings.write(file, gateway="127.0.0.1:4321")
+    assert find_gateway(file, ()) == "127.0.0.1:4321"
+    assert find_gateway(file, ('rollout.gateway=["127.0.0.1:1"]',)) == "127.0.0.1:1"
+    monkeypatch.setenv("FERMATA_CONFIG", str(file))
+    assert find_gateway(None, ()) == "127.0.0.1:4321"
+    assert main(["config", "show", "--config", str(file)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["fermata.yaml"]
+
+
+def test_without_the_engine_the_demo_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else known(name))
+    assert main(["demo", "--runs", str(tmp_path)]) == 2
+    assert "the demo needs vllm, which this Python has not" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
