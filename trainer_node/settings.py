@@ -140,7 +140,11 @@ class TrainerSettings(Section):
     minibatches: PositiveInt = Field(1, description="optimiser updates per step")
     dr_grpo_tokens: PositiveInt = Field(256, description="the constant length that Dr. GRPO divides by")
 
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the policy's weights and activations")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of the policy's weights, activations and moments; bfloat16 keeps no float32 copy of the weights, "
+        "so the updates of small learning rates are lost in rounding",
+    )
     threads: int = Field(1, ge=0, description="torch threads; 0: torch's own choice")
     device: str = Field("auto", description="auto, cpu or cuda")
     tokens_per_microbatch: PositiveInt = Field(4096, description="padded tokens in one forward pass")

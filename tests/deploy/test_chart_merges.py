@@ -111,11 +111,19 @@ def test_a_tool_may_come_from_another_registry() -> None:
         {"name": "near", "tools": ["calculator"]},
         {"name": "far", "tools": ["a:b"], "image": {"registry": "far.example/x", "repository": "t", "tag": "1"}},
         {"name": "hub", "tools": ["a:b"], "image": {"registry": "", "repository": "me/t", "tag": "1"}},
+        {"name": "own", "tools": ["a:b"], "image": {"repository": "far.example/x/t", "tag": "1"}},
+        {"name": "port", "tools": ["a:b"], "image": {"repository": "far:5000/t", "tag": "1"}},
+        {"name": "local", "tools": ["a:b"], "image": {"repository": "localhost/t", "tag": "1"}},
+        {"name": "team", "tools": ["a:b"], "image": {"repository": "team/t.x", "tag": "1"}},
     ]
     pods = pod_specs(render({"image": {"registry": "near.example:5000/y"}, "tools": tools}))
     assert container(pods["tool-near"])["image"] == "near.example:5000/y/fermata-gateway:0.1.0"
     assert container(pods["tool-far"])["image"] == "far.example/x/t:1"
     assert container(pods["tool-hub"])["image"] == "me/t:1"
+    assert container(pods["tool-own"])["image"] == "far.example/x/t:1"
+    assert container(pods["tool-port"])["image"] == "far:5000/t:1"
+    assert container(pods["tool-local"])["image"] == "localhost/t:1"
+    assert container(pods["tool-team"])["image"] == "near.example:5000/y/team/t.x:1"
 
 
 def test_zero_and_false_of_a_tool_go_over_what_all_tools_have() -> None:

@@ -48,11 +48,16 @@ app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* dict "root" $ "image" (repository, tag, digest, a tool's also registry) "tag" (where none is given) */}}
+{{/*
+dict "root" $ "image" (repository, tag, digest, a tool's also registry) "tag" (where none is given). A repository whose
+first part is a host, as Docker tells one, names its registry itself.
+*/}}
 {{- define "fermata.image" -}}
 {{- $registry := .root.Values.image.registry -}}
 {{- if hasKey .image "registry" -}}
 {{- $registry = .image.registry -}}
+{{- else if regexMatch "^(localhost|[^/]*[.:][^/]*)/" .image.repository -}}
+{{- $registry = "" -}}
 {{- end -}}
 {{- $registry = $registry | default "" | trimSuffix "/" -}}
 {{- $name := printf "%s/%s" $registry .image.repository | trimPrefix "/" -}}
