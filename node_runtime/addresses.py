@@ -77,8 +77,8 @@ def check_free(host: str, port: int, what: str, setting: str) -> None:
 
     gRPC itself says only that it failed. Between this look and the real bind the port may still be taken.
     """
-    family, kind, protocol, _name, address = _own(host, port, what)
-    with socket.socket(family, kind, protocol) as probe:
+    family, address = own(host, port, what)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
@@ -87,12 +87,14 @@ def check_free(host: str, port: int, what: str, setting: str) -> None:
             raise NodeError(_why(error, host, port, what, setting), EXIT_UNAVAILABLE) from None
 
 
-def _own(host: str, port: int, what: str) -> Any:
+def own(host: str, port: int, what: str) -> tuple[socket.AddressFamily, Any]:
+    """What to listen on for `host`. Raises NodeError (EXIT_UNAVAILABLE) where it names nothing."""
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no name of a host"
-    raise NodeError(f"{what}: {host!r} is not an address of this machine ({why})", EXIT_UNAVAILABLE)
+        why = getattr(error, "strerror", None) or "it can be no name of a host"
+        raise NodeError(f"{what}: {host!r} is not an address of this machine ({why})", EXIT_UNAVAILABLE) from None
+    return family, address
 
 
 def _why(error: OSError, host: str, port: int, what: str, setting: str) -> str:

@@ -22,8 +22,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import prometheus_client
 from prometheus_client.exposition import make_wsgi_app
 
+from node_runtime import addresses
 from node_runtime.credentials import metrics_context
 from node_runtime.errors import EXIT_UNAVAILABLE, NodeError
+from node_runtime.logs import get_logger
 from node_runtime.process_health import ProcessHealth
 from node_runtime.runtime_settings import RuntimeSettings
 
@@ -34,7 +36,11 @@ TOOL_BUCKETS: Final = (
 
 _MAX_CLIENTS: Final = 64
 _CLIENT_S: Final = 10.0  # what one client gets before it may be cut off
+_PAUSE_S: Final = 0.05
 _REQUEST_BYTES: Final = 32_768  # what is read of one request; http.server alone would hold 6 MB of headers
+_FORM: Final = ("HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING", "QUERY_STRING")  # the form of the page that is asked for
+
+log = get_logger("node_runtime.metrics")
 
 _servers: dict[int, _Server] = {}
 
@@ -49,14 +55,14 @@ def start_metrics(runtime: RuntimeSettings, health: ProcessHealth | None = None)
     host, wanted = runtime.metrics_host, runtime.metrics_port
     tls = metrics_context(runtime)
     try:
-        server = _Server(host, wanted, _App(health), tls)
+        server = _Server(*addresses.own(host, wanted, "/metrics"), _App(health), tls)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             sentence = (
                 f"/metrics: port {wanted} on {host} is in use: choose another runtime.metrics_port, or 0 for a free one"
             )
         else:
-            sentence = f"/metrics: cannot listen on {host}:{wanted}: {error.strerror or error}"
+            sentence = f"/metrics: cannot listen on {addresses.join(host, wanted)}: {error.strerror or error}"
         raise NodeError(sentence, EXIT_UNAVAILABLE) from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     port = int(server.server_port)
@@ -77,15 +83,21 @@ class _App:
 
     def __init__(self, health: ProcessHealth | None) -> None:
         self._health = health
-        self._metrics = make_wsgi_app(prometheus_client.REGISTRY)
+        self._page = make_wsgi_app(prometheus_client.REGISTRY)
+        self._fails = False
+        self._one_page = threading.Lock()  # many at once would take turns with the event loop, each its own
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "")
-        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+        method = environ.get("REQUEST_METHOD")
+        if method not in ("GET", "HEAD"):
             return _say(start_response, "405 Method Not Allowed", "only GET and HEAD are answered here")
+        body = self._get(environ | {"REQUEST_METHOD": "GET"}, start_response)
+        return body if method == "GET" else []
+
+    def _get(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
         if path in ("/", "/metrics"):
-            answer: Iterable[bytes] = self._metrics(environ, start_response)
-            return answer
+            return self._metrics(environ, start_response)
         if path == "/startupz":
             return _judge(start_response, self._health.why_not_started() if self._health else None)
         if path == "/healthz":
@@ -93,6 +105,31 @@ class _App:
         if path == "/readyz":
             return _judge(start_response, self._health.why_not_ready() if self._health else None)
         return _say(start_response, "404 Not Found", "here are /metrics, /startupz, /healthz and /readyz")
+
+    def _metrics(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """The page; in its plain form for who asks for another in words that the library cannot read."""
+        head: tuple[str, list[tuple[str, str]]] = ("", [])
+
+        def take_head(status: str, headers: list[tuple[str, str]]) -> None:
+            nonlocal head
+            head = status, headers
+
+        error: Exception | None = None
+        for asked in (environ, {name: value for name, value in environ.items() if name not in _FORM}):
+            try:
+                with self._one_page:
+                    body = b"".join(self._page(asked, take_head))
+            except Exception as failed:  # noqa: BLE001 (a collector's, which must not fill the log at each scrape)
+                error = failed
+                continue
+            if asked is environ:
+                self._fails = False
+            start_response(head[0], [*head[1], ("Content-Length", str(len(body)))])
+            return [body]
+        if not self._fails:
+            self._fails = True
+            log.error("the metrics cannot be collected: told once until they can", exc_info=error)
+        return _say(start_response, "500 Internal Server Error", f"the metrics cannot be collected: {error}")
 
 
 def _judge(start_response: Any, why_not: str | None) -> Iterable[bytes]:
@@ -143,12 +180,12 @@ class _Server(ThreadingMixIn, WSGIServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, app: _App, tls: ssl.SSLContext | None) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    def __init__(self, family: socket.AddressFamily, address: Any, app: _App, tls: ssl.SSLContext | None) -> None:
+        self.address_family = family
         self._tls = tls
         self._clients: collections.OrderedDict[socket.socket, float] = collections.OrderedDict()  # oldest first
         self._lock = threading.Lock()
-        super().__init__((host, port), _Handler)
+        super().__init__(address, _Handler)
         self.set_app(app)
 
     def server_bind(self) -> None:
@@ -159,20 +196,37 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
+    def get_request(self) -> Any:
+        """On the accepting thread."""
+        try:
+            return super().get_request()
+        except OSError:  # out of file descriptors, most likely: asked again at once, it would keep a core busy
+            time.sleep(_PAUSE_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """On the accepting thread, which must not wait for anybody."""
+        with self._lock:
+            self._clients[request] = time.monotonic()
+        self._cut_off()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """On the accepting thread, every half second and after each client."""
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Whoever had his time, and of too many the oldest. Their threads notice, and take them off the list."""
         now = time.monotonic()
         with self._lock:
-            self._clients[request] = now
             late = [
                 client
                 for number, (client, since) in enumerate(self._clients.items())
                 if now - since > _CLIENT_S or number < len(self._clients) - _MAX_CLIENTS
             ]
-        for client in late:  # their threads notice, and take them off the list
+        for client in late:
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """On the client's own thread, where a handshake may take its time."""

@@ -7,17 +7,22 @@ import contextlib
 import http.client
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import prometheus_client
 import pytest
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
 
 from fermata_cli.cluster.certificates import Authority
 from node_runtime import metrics
-from node_runtime.errors import EXIT_USAGE, NodeError
+from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 from node_runtime.metrics import start_metrics, stop_metrics
 from node_runtime.process_health import ProcessHealth
 from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
@@ -118,6 +123,189 @@ def test_other_paths_and_methods_are_told() -> None:
         assert ask(port, "/nothing") == (404, "here are /metrics, /startupz, /healthz and /readyz")
         assert ask(port, "/metrics", "POST") == (405, "only GET and HEAD are answered here")
         assert "# TYPE" in ask(port, "/metrics")[1]
+
+
+def raw(port: int, words: bytes) -> bytes:
+    """All that comes back."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(words)
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+        return answer
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost", "::1", "::"])
+def test_it_listens_where_it_is_told(host: str) -> None:
+    with serving(RuntimeSettings(metrics_port=0, metrics_host=host)) as port:
+        there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        with socket.create_connection((there, port), timeout=10) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert client.recv(15) == b"HTTP/1.0 200 OK"
+        with pytest.raises(NodeError, match=f"/metrics: port {port} on {host} is in use: choose another") as caught:
+            start_metrics(RuntimeSettings(metrics_port=port, metrics_host=host))
+        assert caught.value.exit_code == EXIT_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("a..b", "'a..b' is not an address of this machine"),
+        ("a" * 64, "is not an address of this machine"),
+        ("nobody.invalid", "'nobody.invalid' is not an address of this machine"),
+        ("192.0.2.1", "cannot listen on 192.0.2.1:0: Cannot assign requested address"),
+        ("2001:db8::1", r"cannot listen on \[2001:db8::1\]:0: "),
+    ],
+    ids=range(5),
+)
+def test_a_host_that_is_not_this_machine_is_one_sentence(host: str, words: str) -> None:
+    with pytest.raises(NodeError, match=words) as caught:
+        start_metrics(RuntimeSettings(metrics_port=0, metrics_host=host))
+    assert caught.value.exit_code == EXIT_UNAVAILABLE
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/healthz", "/nothing"])
+def test_head_is_the_head_of_get(path: str) -> None:
+    with serving(PLAIN) as port:
+        got, headed = (raw(port, f"{word} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()) for word in ("GET", "HEAD"))
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert headed.partition(b"\r\n\r\n")[2] == b""
+    assert f"Content-Length: {len(body)}".encode() in head
+    lines, others = (
+        {line for line in page.split(b"\r\n") if not line.startswith((b"Date", b"Content-Length"))}
+        for page in (head, headed.partition(b"\r\n\r\n")[0])
+    )
+    assert lines == others
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        (
+            b"application/openmetrics-text; version=1.0.0; escaping=allow-utf-8;q=0.6,text/plain;q=0.3",
+            b"openmetrics-text",
+        ),
+        (b"text/plain;version=0.0.4", b"text/plain"),
+        (b"application/openmetrics-text; version=abc", b"text/plain"),
+        (b"text/plain; version=1.0.0; escaping=nonsense", b"text/plain"),
+        (b";;==,,\xff", b"text/plain"),
+    ],
+    ids=range(5),
+)
+def test_any_form_that_is_asked_for_gets_the_page(asked: bytes, form: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(PLAIN) as port:
+        head, _, page = raw(port, b"GET /metrics HTTP/1.1\r\nAccept: " + asked + b"\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert form in head
+    assert b"# TYPE python_info gauge" in page
+    assert capfd.readouterr().err == ""
+
+
+def test_a_collector_that_fails_is_told_once(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(Collector):
+        broken = True
+
+        def describe(self) -> list[Metric]:
+            return []
+
+        def collect(self) -> list[Metric]:
+            if self.broken:
+                raise RuntimeError("no such table")
+            return []
+
+    collector = Failing()
+    prometheus_client.REGISTRY.register(collector)
+    try:
+        with serving(PLAIN) as port:
+            for _ in range(3):
+                assert ask(port, "/metrics") == (500, "the metrics cannot be collected: no such table")
+            assert ask(port, "/healthz") == (200, "ok")
+            assert caplog.text.count("the metrics cannot be collected") == 1
+            collector.broken = False
+            assert ask(port, "/metrics")[0] == 200
+            collector.broken = True
+            assert ask(port, "/metrics")[0] == 500
+            assert caplog.text.count("the metrics cannot be collected") == 2
+    finally:
+        prometheus_client.REGISTRY.unregister(collector)
+    assert "wsgiref" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_client_that_trickles_is_cut_off_though_nobody_else_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encrypted: bool
+) -> None:
+    monkeypatch.setattr(metrics, "_CLIENT_S", 0.5)  # in all; the wait for a byte stays at 10 s
+    runtime = PLAIN
+    if encrypted:
+        pem = Authority(tmp_path).issue("gateway")
+        runtime = RuntimeSettings(
+            metrics_port=0, metrics_tls=True, tls=TlsSettings(cert_file=pem.cert, key_file=pem.key)
+        )
+    begun = time.monotonic()
+    with serving(runtime) as port, socket.create_connection(("127.0.0.1", port), timeout=0.1) as client:
+        for byte in b"\x16" * 100:
+            try:
+                client.send(bytes([byte]))
+                if client.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            pytest.fail("it was never cut off")
+    assert time.monotonic() - begun < 5
+
+
+def test_a_request_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_CLIENT_S", 0.5)
+    before = threading.active_count()
+    with serving(PLAIN) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        deadline = time.monotonic() + 10
+        while threading.active_count() <= before + 1:
+            assert time.monotonic() < deadline, "nobody looked after it"
+        while threading.active_count() > before + 1:
+            assert time.monotonic() < deadline, "its thread stays"
+            time.sleep(0.02)
+
+
+def test_without_file_descriptors_it_waits_and_does_not_spin() -> None:
+    """In a process of its own, whose limit can be set."""
+    done = subprocess.run(
+        [sys.executable, "-c", _OUT_OF_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=True
+    )
+    share, answer = done.stdout.splitlines()
+    assert float(share) < 0.1
+    assert answer == "HTTP/1.0 200 OK"
+
+
+_OUT_OF_DESCRIPTORS = """
+import os, resource, socket, time
+from node_runtime.metrics import start_metrics
+from node_runtime.runtime_settings import RuntimeSettings
+
+port = start_metrics(RuntimeSettings(metrics_port=0))
+most = len(os.listdir("/proc/self/fd")) + 4
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+try:
+    while True:
+        held.append(open(os.devnull))
+except OSError:
+    held.pop().close()
+client = socket.create_connection(("127.0.0.1", port), timeout=10)
+begun, used = time.monotonic(), time.process_time()
+time.sleep(1)
+print((time.process_time() - used) / (time.monotonic() - begun))
+for one in held:
+    one.close()
+client.sendall(b"GET /healthz HTTP/1.1\\r\\n\\r\\n")
+print(client.recv(15).decode())
+"""
 
 
 def test_clients_that_say_nothing_keep_nobody_waiting() -> None:
