@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 
 import fermata_cli.main
+from node_runtime.settings import RuntimeSettings, load
 from tests.deploy.chart import (
     CHART,
     NAMESPACE,
@@ -363,6 +364,10 @@ def test_what_helm_says_at_the_end_is_there(name: str) -> None:
             assert fermata_cli.main.main([*words[:2], "--help"]) == 0
             port = container(pod_specs(documents)["gateway"])["ports"][0]
             assert words[-1] == f"127.0.0.1:{port['containerPort']}"
+    assert any(line.startswith("fermata tools") for line in commands) is ("gateway" in workloads(documents))
+    variables = dict(re.findall(r"(FERMATA_\w+)=(\S+)", said))
+    assert load({"runtime": RuntimeSettings}, file=None, env=variables)
+    assert ("FERMATA_RUNTIME__TLS__SERVER_NAME" in variables) is (name == "tls")
     assert ("in clear" in said) is (name != "tls")
     assert not re.search(r"<no value>|%!|\{\{", said)
 
