@@ -6,21 +6,24 @@ Invariant: reading never waits for the loop, so a loop that hangs is seen to han
 from __future__ import annotations
 
 import asyncio
+import collections
 import time
 from collections.abc import Callable
 from typing import Final
 
 _BEAT_S: Final = 0.5
+_LAG_BEATS: Final = 30  # so many beats back the lag is told: between two looks at it none should be missed
 
 
 class ProcessHealth:
-    """One per process. Its attributes are replaced whole, so that no lock is needed."""
+    """One per process. Its attributes are replaced whole, or copied in one step, so that no lock is needed."""
 
     def __init__(self, liveness_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`liveness_s`: a loop that has not turned for so long is dead."""
         self._liveness_s = liveness_s
         self._clock = clock
         self._beat_at: float | None = None
+        self._lags: collections.deque[float] = collections.deque(maxlen=_LAG_BEATS)
         self._ready = False
         self._stopping = False
         self._waits_for = ""
@@ -28,8 +31,17 @@ class ProcessHealth:
 
     def beat_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on the loop leaves its mark every half second, until it ends."""
-        self._beat_at = self._clock()
+        now = self._clock()
+        if self._beat_at is not None:
+            self._lags.append(max(0.0, now - self._beat_at - _BEAT_S))
+        self._beat_at = now
         loop.call_later(_BEAT_S, self.beat_on, loop)
+
+    def lag_s(self) -> float:
+        """How late the loop was at worst, in the last 15 seconds or at present; 0 before it runs."""
+        beat_at = self._beat_at
+        at_present = self._clock() - beat_at - _BEAT_S if beat_at is not None else 0.0
+        return max(0.0, at_present, *tuple(self._lags))
 
     def waiting(self, sentence: str) -> None:
         """What the start waits for at present ("waiting for a tool gateway at …")."""

@@ -43,6 +43,9 @@ RETRIES = Counter(
 BACKENDS = Gauge("fermata_gateway_backends", "Backend addresses by what may be sent there now", ["pool", "state"])
 BACKEND_SERVING = Gauge("fermata_gateway_backend_serving", "Backends that serve the tool now", ["tool"])
 DRAINING = Gauge("fermata_gateway_draining", "1 from the moment the gateway was asked to stop")
+EVENT_LOOP_LAG = Gauge(
+    "fermata_gateway_event_loop_lag_seconds", "How late the event loop was at worst, in the last 15 s or at present"
+)
 
 LOOK_UPS = Counter("fermata_gateway_dns_lookups", "Look-ups of the names of pools", ["pool", "outcome"])
 

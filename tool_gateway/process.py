@@ -24,7 +24,7 @@ from tool_gateway.backends.resolver import LookUp, look_up
 from tool_gateway.dispatcher import Dispatcher
 from tool_gateway.hub import SessionHub
 from tool_gateway.ledger import LedgerStore, LedgerUnavailable, open_ledger
-from tool_gateway.metrics import DRAINING, OLDEST_CALL_AGE
+from tool_gateway.metrics import DRAINING, EVENT_LOOP_LAG, OLDEST_CALL_AGE
 from tool_gateway.service import SERVICE, GatewayService
 from tool_gateway.settings import GatewaySettings
 
@@ -48,6 +48,7 @@ async def serve(
             server = NodeServer(runtime, settings.host, settings.port, what="gateway")
             add_ToolGatewayServiceServicer_to_server(service, server.server)
             server.register(SERVICE)
+            EVENT_LOOP_LAG.set_function(lifetime.health.lag_s)
             metrics_port = start_metrics(runtime, lifetime.health)
             try:
                 port = await server.start()

@@ -254,6 +254,7 @@ async def test_list_tools_get_call_metrics_and_reflection(world: World) -> None:
             assert 'fermata_gateway_backends{pool="pool0",state="serving"} 1.0' in metrics
             assert 'fermata_gateway_backends{pool="pool0",state="down"} 0.0' in metrics
             assert "fermata_gateway_draining 0.0" in metrics
+            assert "\nfermata_gateway_event_loop_lag_seconds 0" in metrics
             assert 'fermata_gateway_backend_serving{tool="echo"} 1.0' in metrics
             reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
             try:

@@ -96,6 +96,25 @@ def test_probes_follow_the_life_of_a_process() -> None:
         loop.close()
 
 
+def test_the_lag_of_the_loop_is_the_worst_of_a_while() -> None:
+    clock, loop = Clock(), asyncio.new_event_loop()
+    health = ProcessHealth(30.0, clock)
+    assert health.lag_s() == 0
+    for late in (0.0, 0.25, 0.0):
+        health.beat_on(loop)
+        clock.now += 0.5 + late
+    assert health.lag_s() == 0.25
+    clock.now += 2  # it has not come round yet
+    assert health.lag_s() == 2
+    health.beat_on(loop)
+    assert health.lag_s() == 2
+    for _ in range(30):
+        clock.now += 0.5
+        health.beat_on(loop)
+    assert health.lag_s() == 0
+    loop.close()
+
+
 async def test_a_loop_that_hangs_is_seen_to_hang_and_to_go_on() -> None:
     health = ProcessHealth(0.2)
     health.beat_on(asyncio.get_running_loop())
