@@ -13,7 +13,8 @@ import kubernetes_validate
 import pytest
 
 import fermata_cli.main
-from node_runtime.settings import RuntimeSettings, load
+from node_runtime.runtime_settings import RuntimeSettings
+from node_runtime.settings import load
 from tests.deploy.chart import (
     CHART,
     NAMESPACE,
