@@ -1,4 +1,4 @@
-"""Runs trajectories on rollout nodes: the thin edge around `Assignment`, `SnapshotStore` and `CallTally`.
+"""Runs trajectories on rollout nodes: the thin edge around `Assignment`, `Syncs`, `SnapshotStore` and `CallTally`.
 
 Invariants: every `run()` returns exactly once (a trajectory, or why there is none); a trajectory has one owner at a
 time and its generation tells owners apart; an acknowledged snapshot is held, and the next owner goes on from it.
@@ -24,15 +24,13 @@ from trainer_node.assignment import Assignment, Entry, Fate
 from trainer_node.node_stream import PROTOCOL_MINOR, NodeStream
 from trainer_node.settings import DispatchSettings
 from trainer_node.snapshots import CallTally, SnapshotStore, outcome_name
+from trainer_node.syncs import Syncs
 from trainer_node.trajectory import Trajectory, reason_name
 
 # A trajectory's own deadline is kept by its node; the trainer steps in this much later.
 DEADLINE_MARGIN_S = 10.0
 WAIT_MESSAGE_EVERY_S = 5.0
 WAIT_MESSAGE_FIRST_S = 1.0
-# A node that could not be synced is tried again after this, doubling: what it has open may wait for the weights, and a
-# step that waits for that never comes to its own sync. Not often: while a frozen node is tried, the others stand.
-RESYNC_S, MAX_RESYNC_S = 15.0, 240.0
 
 log = get_logger(__name__)
 
@@ -84,9 +82,8 @@ class Dispatcher:
         self.moves = 0  # trajectories taken to another owner, from a snapshot or from their start
         self.resumes = 0  # of these, from a snapshot
         self.rejections = 0
-        # Set whenever a node is there that has no proven weights of this run.
-        self.joined = asyncio.Event()
         self._core = Assignment(addresses, max_moves=settings.max_moves)
+        self._syncs = Syncs(self._core.nodes)
         self._store = SnapshotStore()
         self._open: dict[str, _Open] = {}
         self._settings = settings
@@ -95,7 +92,6 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._broken_since: dict[str, float] = {}
-        self._resyncs: dict[str, asyncio.TimerHandle] = {}
         self._nobody_since = clock()
         hello = pb.RunRequest.Hello(
             protocol_minor=PROTOCOL_MINOR,
@@ -198,36 +194,15 @@ class Dispatcher:
         connected = [node for node in self._core.nodes.values() if node.connected]
         return {node.member: self._streams[node.address].channel for node in connected}
 
+    @property
+    def joined(self) -> asyncio.Event:
+        """Set whenever a node is there that has no proven weights of this run."""
+        return self._syncs.joined
+
     def synced(self, members: Collection[str], asked: Collection[str] | None = None) -> None:
-        """These members have proven that they serve this run's weights: only they get trajectories.
-
-        `asked`: whom that sync was for. One of them that could not prove itself waits for the next, or asks for one
-        later; `joined` stays set for those alone who came after it began.
-        """
-        for node in self._core.nodes.values():
-            node.synced = node.member in members
-            if (resync := self._resyncs.pop(node.address, None)) is not None:
-                resync.cancel()
-            if node.synced or asked is None or node.member not in asked:
-                node.failed_syncs = 0
-            else:
-                pause = min(MAX_RESYNC_S, RESYNC_S * 2**node.failed_syncs)
-                node.failed_syncs = min(node.failed_syncs + 1, 8)
-                resync = asyncio.get_running_loop().call_later(pause, self._ask_for_sync, node.address, node.member)
-                self._resyncs[node.address] = resync
-            # Its proof said so; its next Load will, or will not.
-            node.serving = node.serving or node.synced
-        if not any(
-            node.connected and not node.synced and (asked is None or node.member not in asked)
-            for node in self._core.nodes.values()
-        ):
-            self.joined.clear()
+        """As `Syncs.ended`."""
+        self._syncs.ended(members, asked)
         self._wake.set()
-
-    def _ask_for_sync(self, address: str, member: str) -> None:
-        node = self._core.nodes[address]
-        if node.connected and not node.synced and node.member == member:
-            self.joined.set()
 
     @property
     def in_flight(self) -> int:
@@ -294,8 +269,7 @@ class Dispatcher:
             tools=welcome.tools,
             draining=welcome.load.draining,
         )
-        if fresh or not node.synced:
-            self.joined.set()
+        self._syncs.connected(node, fresh=fresh)
         # What was written to the broken stream may not have arrived; a node that has it takes no notice.
         for trajectory_id in sorted(node.open, key=lambda known: self._core.entries[known].order):
             if self._open[trajectory_id].cancelled:

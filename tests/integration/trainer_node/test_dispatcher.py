@@ -16,7 +16,7 @@ from node_runtime.grpc_server import NodeServer
 from node_runtime.runtime_settings import RuntimeSettings, TokenSettings
 from node_runtime.segments import Columns
 from tests.integration.trainer_node.scripted_node import ScriptedNode
-from trainer_node import dispatcher as dispatcher_module
+from trainer_node import syncs
 from trainer_node.dispatcher import Completed, Dispatcher, Masked
 from trainer_node.run import beside
 from trainer_node.settings import DispatchSettings
@@ -256,7 +256,7 @@ async def test_an_end_for_a_reason_that_is_not_known_is_masked(reason):
 
 
 async def test_a_node_that_could_not_be_synced_asks_for_it_after_a_while_and_ever_more_seldom(monkeypatch):
-    monkeypatch.setattr(dispatcher_module, "RESYNC_S", 0.1)
+    monkeypatch.setattr(syncs, "RESYNC_S", 0.1)
     nodes = await started(answer_at_once, answer_at_once)
     async with dispatching(*nodes, synced=False) as dispatcher:
         one, other = (member(dispatcher, node) for node in nodes)
