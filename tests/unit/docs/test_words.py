@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import helm_python
 import pytest
@@ -14,8 +17,10 @@ from fermata_cli.reference.metrics import measured
 from fermata_cli.schema import ALL_SECTIONS
 from node_runtime.outcomes import TABLE, Retry, fault_name, outcome_name
 from node_runtime.settings import load, schema_keys, schema_sections
-from tests.deploy.chart import CHART, render, settings_text
+from tests.deploy.chart import CHART, check, render, settings_text
 from tests.support.pages import ROOT, blocks, without_blocks
+from trainer_node.rewards import load_reward
+from trainer_node.tasks import load_tasks
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 KEYS = {key.key for key in schema_keys(ALL_SECTIONS)} | {path for path, _ in schema_sections(ALL_SECTIONS)}
@@ -56,6 +61,41 @@ def test_the_values_of_the_deploy_page_render_and_its_settings_are_read(tmp_path
         file.write_text(settings_text(objects, component))
         mentioned = {name: ALL_SECTIONS[name] for name in yaml.safe_load(file.read_text())}
         assert load(mentioned, file=file, env={})
+
+
+def test_the_other_objects_of_the_deploy_page_are_valid_and_its_ledger_renders() -> None:
+    page = blocks(ROOT / "docs" / "deploy.md")
+    [manifests] = [block.body for block in page if block.note == "manifests"]
+    check(list(yaml.safe_load_all(manifests)))
+    [ledger] = [block.body for block in page if block.note == "ledger"]
+    assert "/ledger" in settings_text(render(helm_python.values_from_yaml(ledger)), "gateway")
+
+
+def test_the_deploy_page_renders_without_helm_what_helm_renders(tmp_path: Path) -> None:
+    page = blocks(ROOT / "docs" / "deploy.md")
+    [values] = [block.body for block in page if block.note == "values"]
+    for block in page:
+        if block.file_name is not None:
+            (tmp_path / block.file_name).write_text(block.body)
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    command = [sys.executable, "render.py", "train", "default", "my-values.yaml"]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    objects = render(helm_python.values_from_yaml(values), release="train", namespace="default")
+    expected = [document for document in objects if "helm.sh/hook" not in document["metadata"].get("annotations", {})]
+    assert [document for document in yaml.safe_load_all(printed) if document] == expected
+
+
+def test_the_reward_of_the_deploy_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [reward] = [block for block in blocks(ROOT / "docs" / "deploy.md") if block.file_name == "my_rewards.py"]
+    (tmp_path / "my_rewards.py").write_text(reward.body)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(
+        '{"id": "a", "messages": [{"role": "user", "content": "Where?"}], "city": "Rome"}\n'
+    )
+    [task] = load_tasks(tmp_path / "tasks.jsonl")
+    score = load_reward("my_rewards:score")
+    trajectory = SimpleNamespace(calls=())
+    assert (score(task, " Rome", trajectory), score(task, "Paris", trajectory)) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
