@@ -7,7 +7,7 @@ the session that owns the key at that moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from tool_gateway.calls import Call, CallStart, margin_s, read_start, total_time
 from tool_gateway.driver import Driver
 from tool_gateway.hub import Attached, SessionHub, goodbye
 from tool_gateway.ledger import (
-    AttemptRecord,
     CallRecord,
     Conflict,
     Created,
@@ -36,10 +35,9 @@ from tool_gateway.ledger import (
     LedgerStore,
     LedgerUnavailable,
 )
+from tool_gateway.leftovers import Leftovers, may_have_started
 from tool_gateway.metrics import CALL_DURATION, CALLS, fault_label, outcome_label
 from tool_gateway.policy import cut_output
-from tool_gateway.recoveries import Recoveries
-from tool_gateway.recovery import open_attempts
 from tool_gateway.session import Session
 from tool_gateway.settings import GatewaySettings
 
@@ -66,7 +64,7 @@ class Dispatcher:
         self._tasks: asyncio.TaskGroup | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._recoveries = Recoveries(settings, backends)
+        self._leftovers = Leftovers(settings, ledger, backends)
         self._driver = Driver(settings, ledger, backends, spans, self._tell, self._cancel_in_background)
 
     async def run(self) -> None:
@@ -275,7 +273,8 @@ class Dispatcher:
     def _never_run(self, call: Call, reason: str) -> tool_pb2.Final:
         """The end of a call that was cancelled before it was run here. It may run since an earlier gateway's time."""
         if call.recorded:
-            call.started = self._cancel_recorded(call.start.key, call.recorded, reason)
+            call.started = may_have_started(call.recorded)
+            self._stop_in_background(call, reason)
         elif call.resent:
             call.started = tool_pb2.STARTED_UNKNOWN
             address = self._backends.address_of(call.start.last_instance_id)
@@ -406,36 +405,14 @@ class Dispatcher:
                 self._spawn(self._abandon(key, reason), f"abandon {key}")
 
     async def _abandon_session(self, session_id: str, reason: str) -> None:
-        heads = await self.ledger.list_session(session_id)
-        self._cancel_all([head.key for head in heads if not head.done and head.key not in self.running], reason)
+        left = await self._leftovers.of_session(session_id)
+        self._cancel_all([key for key in left if key not in self.running], reason)
 
     async def _abandon(self, key: str, reason: str) -> None:
-        """The end of a call that an earlier gateway drove, and that nobody asks for any more."""
-        record = await self.ledger.load(key)
-        if not isinstance(record, CallRecord) or record.done or key in self.running:
-            return
-        started = self._cancel_recorded(key, record.attempts, reason)
-        final = make_final(tool_pb2.OUTCOME_CANCELLED, detail=reason, started=started)
-        try:
-            done = await self.ledger.finish(key, Ending(final, attempts=len(record.attempts)), self._now())
-        except LedgerUnavailable as problem:  # it expires a while after its deadline
-            _log.warning("the end of a call was not stored", key=key, why=str(problem))
-        else:
-            if done is not None:
-                self._deliver(done)
-
-    def _cancel_recorded(self, key: str, attempts: Sequence[AttemptRecord], reason: str) -> tool_pb2.Started:
-        """Tell the instances that may run the call; whether there are any."""
-        attempts = open_attempts(attempts, foreign=False)
-        if not attempts:
-            return tool_pb2.STARTED_NO
-        self._spawn(self._tell_recorded(key, attempts, reason), f"backend cancel {key}")
-        return tool_pb2.STARTED_UNKNOWN
-
-    async def _tell_recorded(self, key: str, attempts: Sequence[AttemptRecord], reason: str) -> None:
-        found = await self._recoveries.find(attempts, self._settings.retry.rejoin_s)
-        for backend in found.values():
-            await self._tell_backend(backend, key, reason)
+        record = await self._leftovers.end(key, reason)
+        if record is not None:
+            self._deliver(record)
+            await self._leftovers.stop(key, record.attempts, reason)
 
     def _cancel(self, call: Call, reason: str) -> None:
         if call.cancelled is None and not call.finished:
@@ -450,10 +427,16 @@ class Dispatcher:
             return
         if call.at is not None:
             self._cancel_in_background(call.at, call.start.key, reason)
+        elif call.recorded:
+            self._stop_in_background(call, reason)
         await self._finish(call, make_final(tool_pb2.OUTCOME_CANCELLED, detail=reason, started=call.started))
 
     def _cancel_in_background(self, backend: Backend, key: str, reason: str) -> None:
         self._spawn(self._tell_backend(backend, key, reason), f"backend cancel {key}")
+
+    def _stop_in_background(self, call: Call, reason: str) -> None:
+        key = call.start.key
+        self._spawn(self._leftovers.stop(key, call.recorded, reason), f"backend cancel {key}")
 
     async def _tell_backend(self, backend: Backend, key: str, reason: str) -> None:
         problem = await cancel(backend, key, reason, self._settings.timeouts.control_s)

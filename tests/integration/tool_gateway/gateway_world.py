@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ class Process:
 
 
 class Proxy:
-    """Forwards TCP to `target`; ``cut`` breaks every connection, ``refuse`` keeps new ones out."""
+    """Forwards TCP to `target`; ``cut`` breaks every connection, ``refuse`` keeps new ones out, and with ``swallow``
+    nothing reaches the target."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -72,6 +73,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.refuse = False
+        self.swallow = False
         self.address = ""
 
     async def start(self) -> None:
@@ -101,7 +103,7 @@ class Proxy:
         self._writers |= pair
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_pump(reader, onward_writer))
+                tasks.create_task(_pump(reader, onward_writer, lambda: self.swallow))
                 tasks.create_task(_pump(onward_reader, writer))
         finally:
             self._writers -= pair
@@ -109,11 +111,14 @@ class Proxy:
                 one.transport.abort()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallow: Callable[[], bool] = lambda: False
+) -> None:
     try:
         while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
+            if not swallow():
+                writer.write(data)
+                await writer.drain()
     except OSError:
         pass  # cut on purpose
     finally:

@@ -125,6 +125,20 @@ async def test_who_owns_a_trajectory_is_known_after_the_kill_and_what_it_left_be
     assert not world.starts("pay")
 
 
+async def test_a_call_cancelled_while_no_gateway_was_there_is_stopped_where_it_runs(world: World) -> None:
+    backend, port, data = await world.backend(), free_port(), ledger_in(world.folder / "data")
+    gateway = await world.gateway([[backend.address]], data, port=port)
+    async with client(gateway.address) as gw:
+        running = asyncio.create_task(call(gw, "run/t/0/0/0", tool="hang"))
+        await world.until_started(["run/t/0/0/0"])
+        await gateway.kill()
+        gw.cancel("run/t/0/0/0", "not wanted any more")
+        await world.gateway([[backend.address]], data, port=port)
+        result = await running
+        assert (result.outcome, result.fault) == (tool_pb2.OUTCOME_CANCELLED, tool_pb2.FAULT_CALLER)
+        await until(lambda: world.cancels() == ["run/t/0/0/0"])
+
+
 async def test_an_instance_that_is_gone_cannot_be_disproved_and_an_idempotent_tool_runs_again(world: World) -> None:
     backend, port, data = await world.backend(), free_port(), ledger_in(world.folder / "data")
     gateway = await world.gateway([[backend.address]], data, port=port)
@@ -143,18 +157,24 @@ async def test_an_instance_that_is_gone_cannot_be_disproved_and_an_idempotent_to
     assert world.starts() == {"run/pay/0/0/0": 1, "run/echo/0/0/0": 2}
 
 
-async def test_an_attempt_that_never_arrived_starts_at_its_own_instance(world: World) -> None:
-    """The backend stands still: the ledger names it for each call, and none has begun."""
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_attempt_that_had_not_arrived_starts_once_at_its_own_instance(world: World, late: bool) -> None:
+    """The ledger names the instance for each call, and none has begun there: the requests are lost, or will come."""
     backend, port, data = await world.backend(), free_port(), ledger_in(world.folder / "data")
-    gateway = await world.gateway([[backend.address]], data, port=port)
+    proxy = await world.proxy(backend.address)
+    gateway = await world.gateway([[proxy.address]], data, port=port)
     async with client(gateway.address) as gw:
         await gw.wait_for_tools(["pay"], 10)
-        backend.freeze()
+        if late:
+            backend.freeze()
+        else:
+            proxy.swallow = True
         keys = [f"run/t/0/0/{n}" for n in range(20)]
         calls = [asyncio.create_task(call(gw, key, tool="pay", text=key)) for key in keys]
-        await until(lambda: all(pending.attempt for pending in gw.pending()))
+        await until(lambda: sum(bool(pending.attempt) for pending in gw.pending()) == len(keys))
         await gateway.kill()
-        gateway = await world.gateway([[backend.address]], data, port=port)
+        proxy.swallow = False
+        gateway = await world.gateway([[proxy.address]], data, port=port)
         backend.thaw()
         results = await asyncio.gather(*calls)
         assert outcomes(results) == {OK: 20}, [result.final.detail for result in results]
@@ -188,8 +208,14 @@ async def test_a_full_disk_holds_calls_back_and_costs_none(world: World) -> None
         big = await call(gw, "run/big/0/0/0", tool="pay", bytes=900_000)
         assert big.outcome == OK
         keys = ["run/t/0/0/0", "run/t/0/0/1"]
-        running = [asyncio.create_task(call(gw, key, tool="pay", text=key, seconds=0.7)) for key in keys]
+        tools = ("pay", "one")
+        running = [
+            asyncio.create_task(call(gw, key, tool, text=key, seconds=0.7))
+            for key, tool in zip(keys, tools, strict=True)
+        ]
         await world.until_started(keys)
+        waits = asyncio.create_task(call(gw, "run/t/0/0/2", tool="one", text="after"))
+        await until_stored(gateway.address, "run/t/0/0/2", lambda told: told.found)
         unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (300_000, unlimited[1]))
         told = await asyncio.gather(*running)
@@ -198,10 +224,10 @@ async def test_a_full_disk_holds_calls_back_and_costs_none(world: World) -> None
         assert all("it is not stored: the ledger" in result.final.detail for result in told)
         held_back = [asyncio.create_task(call(gw, f"run/t/0/1/{n}", tool="pay", text=str(n))) for n in range(3)]
         await until(lambda: gateway.log().count("cannot be written") >= 3)
-        assert not any(one.done() for one in held_back)
+        assert not any(one.done() for one in (waits, *held_back))
         assert set(world.starts()) == {"run/big/0/0/0", *keys}  # what is not stored is not run
         resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
-        assert outcomes(await asyncio.gather(*held_back)) == {OK: 3}
+        assert outcomes(await asyncio.gather(waits, *held_back)) == {OK: 4}
         await until(lambda: "the ledger can be written again" in gateway.log())
         stored = await until_stored(gateway.address, "run/t/0/0/0", lambda told: told.HasField("result"))
         assert (stored.result.final.parts[0].text.decode(), stored.result.final.detail) == (keys[0], "")
