@@ -22,7 +22,7 @@ from fermata_cli.schema import ALL_SECTIONS
 from node_runtime.errors import EXIT_USAGE, NodeError
 from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import Section, dump, load
-from node_runtime.settings.sources import ENV_CONFIG, merge_sources
+from node_runtime.settings.sources import ENV_CONFIG, Merged, merge_sources
 from rollout_node.settings import RolloutSettings
 from trainer_node.settings import TrainerSettings
 from trainer_node.tasks import Task, load_tasks
@@ -58,8 +58,9 @@ class DemoSettings:
     def __init__(self, options: DemoOptions, run_dir: Path) -> None:
         """Raises NodeError for settings, task files or a model folder that cannot be used."""
         file = options.config or DEMO_FILE
-        given = merge_sources(ALL_SECTIONS, file, _env(), options.overrides).tree
-        self.identity = _identity(given, run_dir) if options.tls else None
+        merged = merge_sources(ALL_SECTIONS, file, _env(), options.overrides)
+        given = merged.tree
+        self.identity = _identity(merged, run_dir) if options.tls else None
         overrides = [*_defaults(given), *_flags(options, run_dir, self.identity), *options.overrides]
         self._sections = load(ALL_SECTIONS, file=file, env=_env(), overrides=overrides)
         self.cluster = self._section("cluster", ClusterSettings)
@@ -170,11 +171,14 @@ def _has(tree: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def _identity(given: Mapping[str, Any], run_dir: Path) -> ClusterIdentity:
+def _identity(given: Merged, run_dir: Path) -> ClusterIdentity:
     for section in ("tls", "tokens"):
-        if _has(given, f"runtime.{section}"):
+        if _has(given.tree, f"runtime.{section}"):
+            keys = given.tree["runtime"][section]
+            first = list(keys)[:1] if isinstance(keys, Mapping) else []
             raise NodeError(
-                f"--tls makes certificates and a token of its own, and runtime.{section} is set too: use one of them",
+                f"--tls makes certificates and a token of its own, and runtime.{section} is set too "
+                f"({given.origin(('runtime', section, *first))}): use one of them",
                 EXIT_USAGE,
             )
     return ClusterIdentity(run_dir / "tls")

@@ -236,7 +236,8 @@ def test_tls_makes_an_identity_that_the_file_names(tmp_path: Path) -> None:
     assert tls.require_client_cert
     assert tokens.accept_file == tokens.send_file
     shown = [tls.ca_file, tls.cert_file, tls.key_file, tokens.send_file]
-    shown += [Path(override.partition("=")[2]) for flags in settings.identity.overrides.values() for override in flags]
+    flags = [override for overrides in settings.identity.overrides.values() for override in overrides]
+    shown += [Path(json.loads(flag.partition("=")[2])) for flag in flags]
     assert all(path is not None and path.is_absolute() and path.is_file() for path in shown)
     assert len(set(shown)) == 4 + 2 * len(Role)  # nobody shares a key
 
@@ -245,7 +246,8 @@ def test_tls_makes_an_identity_that_the_file_names(tmp_path: Path) -> None:
 def test_tls_of_the_demo_or_ones_own(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--tls", "--runs", str(tmp_path), "--set", given]) == 2
     section = ".".join(given.split(".")[:2])
-    assert f"--tls makes certificates and a token of its own, and {section} is set too" in capsys.readouterr().err
+    told = f"certificates and a token of its own, and {section} is set too (--set {given.partition('=')[0]})"
+    assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
