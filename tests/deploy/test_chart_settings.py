@@ -240,16 +240,19 @@ def test_the_names_that_certificates_must_carry_are_those_that_are_called(tmp_pa
     assert claim == f"state-{workloads(documents)['trainer']['metadata']['name']}"
 
 
-def test_values_cpu_asks_for_no_more_than_it_says() -> None:
-    text = (CHART / "values-cpu.yaml").read_text()
-    assert "Three CPUs and 5 GiB are asked" in text.replace("\n# ", " ")
+def test_values_cpu_asks_for_what_the_pages_say() -> None:
     cpus, gib = 0.0, 0.0
     for workload in workloads(rendered("cpu")).values():
         asked = container(workload["spec"]["template"]["spec"])["resources"]["requests"]
         cpus += float(asked["cpu"].removesuffix("m")) / (1000 if asked["cpu"].endswith("m") else 1)
         gib += float(asked["memory"][:-2]) / {"Mi": 1024, "Gi": 1}[asked["memory"][-2:]]
-    assert 2 < cpus <= 3
-    assert 4 < gib <= 5
+    pages = (CHART / "values-cpu.yaml", CHART / "README.md", ROOT / "docs" / "deploy.md")
+    for page in pages:
+        said = re.search(
+            r"([\d.]+)\s(?:CPUs|of them) and ([\d.]+) GiB are asked", page.read_text().replace("\n# ", " ")
+        )
+        assert said, page
+        assert (float(said[1]), float(said[2])) == (pytest.approx(cpus), pytest.approx(gib)), page
 
 
 def test_values_cpu_is_the_demo() -> None:
