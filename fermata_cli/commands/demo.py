@@ -29,7 +29,7 @@ from fermata_cli.view.follow import Feed, Sample, scrape
 from fermata_cli.view.show import Show, make_show
 from fermata_cli.view.state import RunView
 from node_runtime import logs
-from node_runtime.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, NodeError
+from node_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, NodeError
 
 _LOOK_S = 0.5
 _SCRAPE_EVERY = 2  # looks
@@ -49,14 +49,27 @@ def run_demo(options: DemoOptions) -> int:
             EXIT_USAGE,
         )
     settings = DemoSettings(options, run_path(options.runs, options.name))
-    with run_folder(options.runs, options.name) as run_dir:
-        if settings.identity is not None:
-            settings.identity.write()
-        settings.write(run_dir / "fermata.yaml")
-        logs.configure(settings.runtime.model_copy(update={"log_level": "error"}), "fermata")
-        run = DemoRun(options, settings, run_dir)
-        asyncio.run(run.run())
-        return run.finish()
+    try:
+        with run_folder(options.runs, options.name) as run_dir:
+            if settings.identity is not None:
+                settings.identity.write()
+            settings.write(run_dir / "fermata.yaml")
+            logs.configure(settings.runtime.model_copy(update={"log_level": "error"}), "fermata")
+            run = DemoRun(options, settings, run_dir)
+            asyncio.run(run.run())
+            return run.finish()
+    except OSError as error:
+        raise _cannot_go_on(error, run_path(options.runs, options.name)) from error
+
+
+def _cannot_go_on(error: OSError, run_dir: Path) -> NodeError:
+    """A disk that is full or was taken away, a folder that is another user's, a machine out of what a process needs."""
+    what = f"{error.filename}: " if error.filename else ""
+    return NodeError(
+        f"the run in {run_dir} cannot go on ({what}{error.strerror or error}): make room, or name another place with "
+        "--runs",
+        EXIT_FAILED,
+    )
 
 
 class DemoRun:
@@ -115,6 +128,8 @@ class DemoRun:
                 self._seconds["shutdown"] = time.monotonic() - stopping
         except NodeError as error:
             self._problem = error
+        except OSError as error:
+            self._problem = _cannot_go_on(error, self._run_dir)
         except asyncio.CancelledError:
             if self._outcome != "finished":
                 self._outcome = "interrupted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -290,3 +291,26 @@ def test_without_the_engine_the_demo_touches_nothing(
     assert main(["demo", "--runs", str(tmp_path)]) == 2
     assert "the demo needs vllm, which this Python has not" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["fermata_cli.run_folder._empty", "fermata_cli.cluster.identity.write_secret",
+     "fermata_cli.cluster.local.prometheus_files.write_config", "fermata_cli.commands.demo.write_json"],
+    ids=["emptying", "certificates", "start", "summary"],
+)  # fmt: skip
+def test_a_disk_that_is_full_is_one_sentence_wherever_it_is_met(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(place, full)
+    if place.endswith("write_json"):  # what comes before it needs no engine
+        monkeypatch.setattr("fermata_cli.cluster.local.prometheus_files.write_config", full)
+    assert main(["demo", "--tls", "--plain", "--runs", str(tmp_path)]) == 4
+    told = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
+    assert told == [
+        f"fermata: the run in {tmp_path}/demo cannot go on (No space left on device): make room, or name another place "
+        "with --runs"
+    ]
