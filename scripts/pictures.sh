@@ -3,6 +3,7 @@
 # Without RUN_DIR the demo is run first, under a Prometheus whose answers the picture of the dashboard is drawn from (a
 # few minutes). With one, the dashboard is drawn again where RUN_DIR/prometheus holds what such a Prometheus stored.
 set -euo pipefail
+unset CDPATH # with which cd might go elsewhere
 cd "$(dirname "$0")/.."
 run=${1:-runs/pictures}
 mkdir -p docs/pictures

@@ -2,6 +2,7 @@
 # Regenerate the stubs beside the protos (default), or with --check fail if the committed ones differ.
 # Generated with the oldest supported toolchain, so that they import on protobuf 6.33.5 and later (docs/adr/0001).
 set -euo pipefail
+unset CDPATH # with which cd might go elsewhere
 cd "$(dirname "$0")/.."
 python=${PROTOS_PYTHON:-.venv-protos/bin/python}
 out=protos

@@ -2,6 +2,7 @@
 # Bring a virtual environment up from the pinned requirements. Usage: scripts/venv.sh .venv | .venv-protos
 # Finds Python 3.11 to 3.13 by itself; PYTHON=... chooses one.
 set -euo pipefail
+unset CDPATH # with which cd might go elsewhere
 cd "$(dirname "$0")/.."
 venv=${1:?usage: scripts/venv.sh .venv | .venv-protos}
 torch_version=2.13.0+cpu

@@ -29,10 +29,11 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def script(clone: Path) -> Callable[[], tuple[int, str, str]]:
-    def run() -> tuple[int, str, str]:
-        env = {"PATH": str(clone / "bin")}
-        command = [clone / "scripts" / "prometheus.sh"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+    def run(path: str = str(clone / "bin"), **env: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [clone / "bin" / "bash", "scripts/prometheus.sh"], env={"PATH": path, **env}, cwd=clone,
+            capture_output=True, text=True, check=False, timeout=30,
+        )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 
     return run
@@ -55,6 +56,30 @@ def test_one_without_promtool_beside_it_is_passed_over(clone: Path, script: Call
     put(clone / ".tools/prometheus/usr/bin", "prometheus", "promtool")
     put(clone / "bin", "prometheus")
     assert script() == (0, f"{clone}/.tools/prometheus/usr/bin/prometheus\n", "")
+
+
+def test_the_path_alone_is_printed_and_it_is_a_whole_one(
+    clone: Path, script: Callable[..., tuple[int, str, str]]
+) -> None:
+    put(clone / "bin", "prometheus", "promtool")
+    (clone / "elsewhere" / "scripts").mkdir(parents=True)
+    assert script(CDPATH=str(clone / "elsewhere")) == (0, f"{clone}/bin/prometheus\n", "")
+    assert script("./bin") == (0, f"{clone}/./bin/prometheus\n", "")
+
+
+def test_where_nothing_can_be_written_one_sentence_says_so(
+    clone: Path, script: Callable[[], tuple[int, str, str]]
+) -> None:
+    for command in ("mkdir", "mktemp"):
+        found = shutil.which(command)
+        assert found is not None
+        (clone / "bin" / command).symlink_to(found)
+    put(clone / "bin", "dpkg", "apt-get")
+    (clone / ".tools").write_text("a file")
+    code, out, err = script()
+    assert (code, out) == (3, "")
+    (line,) = err.splitlines()
+    assert line.startswith(f"prometheus: none is on PATH, and nothing can be written to {clone}/.tools: install ")
 
 
 def test_where_none_can_be_had_one_sentence_says_what_to_install(script: Callable[[], tuple[int, str, str]]) -> None:
