@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.deploy.chart import ROOT
+from tests.deploy.chart import CHART, ROOT, container, pod_specs, render, values_of
 
 IMAGES = ROOT / "deploy" / "images"
 DOCKERFILES = sorted(IMAGES.glob("*.Dockerfile"))
@@ -32,6 +37,37 @@ def pins(path: Path) -> dict[str, str]:
 CPU = pins(ROOT / "requirements" / "cpu.txt")
 CUDA = pins(IMAGES / "cuda.txt")
 GATEWAY = pins(ROOT / "requirements" / "gateway.txt")
+
+
+def stages(path: Path) -> list[list[tuple[str, str]]]:
+    """Of each stage the instructions with their words, lines joined and comments dropped."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    text = "\n".join(lines).replace("\\\n", " ")
+    found: list[list[tuple[str, str]]] = []
+    for line in filter(str.strip, text.splitlines()):
+        name, _, words = line.partition(" ")
+        if name == "FROM":
+            found.append([])
+        if found:
+            found[-1].append((name, " ".join(words.split())))
+    return found
+
+
+def said(stage: list[tuple[str, str]], name: str) -> list[str]:
+    return [words for instruction, words in stage if instruction == name]
+
+
+def in_image(path: Path) -> dict[str, Path]:
+    """Where files of the repository lie in the image beside the packages."""
+    build, final = stages(path)
+    assert said(final, "COPY") == ["--from=build /opt/fermata /opt/fermata"]
+    found = {}
+    for words in re.findall(r"&& cp (?:-r )?([^&]+)", " ".join(said(build, "RUN"))):
+        *sources, target = words.split()
+        assert target.startswith("/opt/fermata/")
+        assert f"mkdir {target.rstrip('/')}" in " ".join(said(build, "RUN"))
+        found |= {f"{target.rstrip('/')}/{Path(source).name}": ROOT / source for source in sources}
+    return found
 
 
 def test_there_are_three() -> None:
@@ -85,6 +121,83 @@ def test_the_context_holds_what_the_image_is_made_of(path: Path) -> None:
     assert copied - {"."} <= taken
     used = set(re.findall(r"install [^&]*-r (\S+)", path.read_text()))
     assert used == copied - {"."}
+
+
+@each_image
+def test_an_image_is_as_the_chart_uses_it(path: Path) -> None:
+    """User, folders and programs: what the chart's pods take for granted."""
+    build, final = stages(path)
+    chart: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())["podSecurityContext"]
+    (made,) = [words for words in said(final, "RUN") if "useradd" in words]
+    assert f"groupadd --gid {chart['runAsGroup']} fermata" in made
+    user = f"useradd --uid {chart['runAsUser']} --gid {chart['runAsGroup']} --create-home fermata"
+    assert user in made
+    owner = f"install --directory --owner={chart['runAsUser']} --group={chart['runAsGroup']} /var/lib/fermata"
+    assert owner in made
+    assert said(final, "USER") == [f"{chart['runAsUser']}:{chart['runAsGroup']}"]
+    assert said(final, "WORKDIR") == ["/var/lib/fermata"], "relative paths of the settings lie on a volume"
+    (environment,) = said(final, "ENV")
+    assert {"PATH=/opt/fermata/venv/bin:$PATH", "PYTHONUNBUFFERED=1"} <= set(environment.split())
+    assert ("NVIDIA_DRIVER_CAPABILITIES=compute,utility" in environment.split()) is (path.name == "cuda.Dockerfile")
+    engine = path.name != "gateway.Dockerfile"
+    assert bool(re.search(r"install --yes --no-install-recommends g\+\+ libnuma1 ", made)) is engine
+    assert "python -m venv /opt/fermata/venv" in " ".join(said(build, "RUN"))
+    # The project itself, after what it needs and out of the whole context.
+    order = [words for name, words in build if name in ("RUN", "COPY")]
+    (own,) = [n for n, words in enumerate(order) if re.search(r"pip install --no-cache-dir --no-deps \. ", words)]
+    assert order.index(". .") < own
+    assert max(n for n, words in enumerate(order) if re.search(r"pip install [^&]* -r ", words)) < own
+
+
+@pytest.mark.parametrize("name", ["default", "cpu"])
+def test_the_demos_files_lie_where_the_chart_says(name: str) -> None:
+    """Of each pod, every path below /opt/fermata/demo that its settings name is a file of its image."""
+    documents = render(values_of(name))
+    found = 0
+    for role, pod in pod_specs(documents).items():
+        image = container(pod)["image"]
+        kind = "gateway" if "gateway" in image else image.rpartition("-")[2]
+        files = in_image(IMAGES / f"{kind}.Dockerfile")
+        (config,) = [volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "config"]
+        (text,) = [d["data"]["fermata.yaml"] for d in documents if d["metadata"]["name"] == config and "data" in d]
+        section = yaml.safe_load(text).get("backend" if role.startswith("tool-") else role, {})
+        for named in re.findall(r"/opt/fermata/demo/[\w./-]+", str(section)):
+            (there,) = [top for top in files if named == top or named.startswith(f"{top}/")]
+            assert (files[there] / named.removeprefix(there).lstrip("/")).exists(), named
+            found += 1
+    assert found == 5  # model twice, tasks twice, corpus
+
+
+@each_image
+def test_the_context_makes_the_whole_package(path: Path, tmp_path: Path) -> None:
+    """Built as the image builds it, out of what .dockerignore lets through and nothing else."""
+    lines = path.with_name(f"{path.name}.dockerignore").read_text().splitlines()
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    context = tmp_path / "src"
+    for line in lines:
+        for name in tracked.splitlines() if line.startswith("!") else ():
+            if (name == line[1:] or name.startswith(f"{line[1:]}/")) and (ROOT / name).exists():
+                (context / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, context / name)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "out")]
+    ran = subprocess.run(
+        command, cwd=context, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": ""}
+    )
+    assert ran.returncode == 0, ran.stderr
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        inside = set(opened.namelist())
+        (entries,) = [opened.read(name).decode() for name in inside if name.endswith("entry_points.txt")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        base = Path(package).parent
+        expected = {
+            str(Path(name).relative_to(base)) for name in tracked.splitlines() if name.startswith(f"{package}/")
+        }
+        assert expected <= inside
+    assert "fermata = fermata_cli.main:main" in entries
+    assert "[vllm.general_plugins]" in entries
+    assert any(name.endswith("licenses/LICENSE") for name in inside)
 
 
 def test_the_gateways_pins_are_those_of_the_tests() -> None:
