@@ -83,7 +83,7 @@ def test_files_that_are_not_what_they_should_be(authority: Authority, tmp_path: 
         (tmp_path / "text", good.key, "runtime.tls.cert_file: {0} holds no PEM certificate: give a PEM file"),
         (tmp_path / "half", good.key, "runtime.tls.cert_file: {0} holds a certificate that cannot be read: "),
         (tmp_path / "broken.pem", good.key, "runtime.tls.cert_file: {0} holds a certificate that cannot be read: "),
-        (tmp_path / "big", good.key, "runtime.tls.cert_file: {0} has 1049"),
+        (tmp_path / "big", good.key, "runtime.tls.cert_file: {0} has more than the 1048576 bytes"),
         (good.cert, good.cert, "runtime.tls.key_file: {1} holds no PEM private key: give a PEM file"),
         (good.cert, tmp_path / "broken.key", "runtime.tls.key_file: {1} holds a private key that cannot be read: "),
         (good.cert, tmp_path / "locked", "runtime.tls.key_file: {1} holds an encrypted key, "),
@@ -93,7 +93,8 @@ def test_files_that_are_not_what_they_should_be(authority: Authority, tmp_path: 
         runtime = settings(Pem(cert, private))
         (told,) = refused(runtime, users(runtime))
         assert told.startswith(words.format(cert, private)), told
-    for name in ("none", "empty", "text", "half", "broken.pem"):
+    (tmp_path / "one broken").write_bytes(authority.ca_file.read_bytes() + made["broken.pem"])
+    for name in ("none", "empty", "text", "half", "broken.pem", "one broken"):
         runtime = settings(good, ca_file=tmp_path / name, require_client_cert=True)
         (told,) = refused(runtime, users(runtime)[:2])
         assert told.startswith(f"runtime.tls.ca_file: {tmp_path / name} "), told
