@@ -354,6 +354,11 @@ def test_what_helm_says_at_the_end_is_there(name: str) -> None:
     commands = [line.strip() for line in said.splitlines() if line.startswith("  ")]
     named = [word for line in commands for word in re.findall(r"(statefulset|service)/(\S+)", line)]
     assert set(named) <= known
+    for line in commands:
+        for service, port in re.findall(r"port-forward service/(\S+) (\d+)", line):
+            (found,) = [d for d in of_kind(documents, "Service") if d["metadata"]["name"] == service]
+            assert component(found) == "gateway"
+            assert int(port) in [each["port"] for each in found["spec"]["ports"]]
     pods = [pod for line in commands for pod in re.findall(r"(?:logs -f|exec) (\S+)-0(?= |$)", line)]
     assert {("statefulset", pod) for pod in pods} <= known
     assert bool(pods) is ("trainer" in workloads(documents))

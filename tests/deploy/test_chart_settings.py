@@ -213,6 +213,15 @@ def test_tensor_parallel_size_follows_the_gpus(tmp_path: Path) -> None:
     assert (engine.tensor_parallel_size, engine.pipeline_parallel_size) == (4, 2)
 
 
+@each_file
+def test_threads_are_those_that_the_pod_asks_for_where_there_are_no_gpus(name: str, tmp_path: Path) -> None:
+    """vLLM would bind its threads to cores that it sees, and a container has a share of them."""
+    documents = rendered(name)
+    engine = cast(RolloutSettings, loaded(documents, "rollout", tmp_path)["rollout"]).engine
+    limits = container(pod_specs(documents)["rollout"])["resources"]["limits"]
+    assert engine.cpu_omp_threads_bind == (None if "nvidia.com/gpu" in limits else "nobind")
+
+
 def test_tls_is_mutual_and_tokens_are_sent_and_asked(tmp_path: Path) -> None:
     documents = rendered("tls")
     for role in workloads(documents):
