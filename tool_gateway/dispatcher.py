@@ -77,8 +77,8 @@ class Dispatcher:
 
     def oldest_age_s(self) -> float:
         """Age of the call in flight that came first; 0 without calls."""
-        oldest = next(iter(self.running.values()), None)
-        return 0.0 if oldest is None else self._now() - oldest.received_at
+        oldest = min((call.received_at for call in self.running.values()), default=None)
+        return 0.0 if oldest is None else self._now() - oldest
 
     # -- what clients ask for ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import socket
 from fermata.v1 import gateway_pb2, tool_pb2
 from fermata.v1.gateway_pb2_grpc import add_ToolGatewayServiceServicer_to_server
 
+from node_runtime.errors import NodeError
 from node_runtime.grpc_server import NodeServer
 from node_runtime.logs import get_logger
 from node_runtime.metrics import start_metrics, stop_metrics
@@ -58,6 +59,7 @@ async def serve(
                         tasks.create_task(dispatcher.run(), name="dispatcher"),
                         tasks.create_task(service.tell_catalogue(), name="catalogue"),
                         tasks.create_task(_sweep(hub, ledger, dispatcher), name="sweep"),
+                        tasks.create_task(_end_without(ledger), name="ledger"),
                     ]
                     if not settings.pools:
                         _log.warning("gateway.pools is empty: no tool can be called; name backends there")
@@ -83,6 +85,10 @@ async def _sweep(hub: SessionHub, ledger: LedgerStore, dispatcher: Dispatcher) -
         forgotten = hub.expire(loop.time())
         if expired or forgotten:
             _log.info("expired", results=expired, sessions=len(forgotten))
+
+
+async def _end_without(ledger: LedgerStore) -> None:
+    raise NodeError(f"the gateway cannot go on without its ledger: {await ledger.lost()}")
 
 
 async def _drain(

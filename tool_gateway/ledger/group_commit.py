@@ -59,6 +59,7 @@ class GroupCommit:
         self._waiting: set[_Step] = set()
         self._closed: str | None = "it has not been opened"
         self._thread: threading.Thread | None = None
+        self._lost: asyncio.Future[str] | None = None
 
     @property
     def waiting(self) -> int:
@@ -70,6 +71,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
+        self._lost = loop.create_future()
         self._thread = threading.Thread(target=self._work, args=(loop, opened), name=self._name, daemon=True)
         self._thread.start()
         try:
@@ -78,7 +80,6 @@ class GroupCommit:
             self._queue.put(None)
             self._thread.join()
             raise
-        self._closed = None
 
     async def do(self, run: Callable[[], _T], weight: int = 0) -> _T:
         """The step's value, once it is committed. Raises what it, or the commit, raised."""
@@ -89,6 +90,11 @@ class GroupCommit:
         self._waiting.add(step)
         self._queue.put(step)
         return await future
+
+    async def lost(self) -> str:
+        """Returns, with the reason, if the thread ends before it was closed: no step will ever be committed again."""
+        assert self._lost is not None
+        return await asyncio.shield(self._lost)
 
     async def close(self, within_s: float) -> None:
         """Commit what waits and end the thread."""
@@ -115,11 +121,13 @@ class GroupCommit:
             except BaseException as error:
                 _tell(loop, _fail, opened, error)
                 raise
-            _tell(loop, _succeed, opened)
-            while steps := self._next():
-                self._commit(steps)
-                _tell(loop, self._answer, steps)
-            self._medium.close()
+            try:
+                _tell(loop, self._begin, opened)
+                while steps := self._next():
+                    self._commit(steps)
+                    _tell(loop, self._answer, steps)
+            finally:
+                self._medium.close()
         except BaseException as error:  # noqa: BLE001 (told to whoever waits: nobody else hears of a thread's end)
             why = f"its thread ended with {type(error).__name__}: {error}"
         _tell(loop, self._end, why)
@@ -162,6 +170,11 @@ class GroupCommit:
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 
+    def _begin(self, opened: asyncio.Future[None]) -> None:
+        self._closed = None
+        if not opened.done():
+            opened.set_result(None)
+
     def _answer(self, steps: list[_Step]) -> None:
         for step in steps:
             self._waiting.discard(step)
@@ -173,8 +186,9 @@ class GroupCommit:
                 step.future.set_exception(step.error)
 
     def _end(self, why: str) -> None:
-        if self._closed is None:
+        if self._closed is None and self._lost is not None:
             _log.error(f"the ledger is lost: {why}")
+            self._lost.set_result(why)
         self._closed = why
         steps = list(self._waiting)
         for step in steps:
@@ -182,11 +196,6 @@ class GroupCommit:
         self._answer(steps)
         if not self._ended.done():
             self._ended.set_result(None)
-
-
-def _succeed(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _fail(future: asyncio.Future[None], error: BaseException) -> None:

@@ -5,6 +5,7 @@ Invariant: that of the books; here nothing else can happen to them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 
 from fermata.v1 import tool_pb2
@@ -29,6 +30,10 @@ class MemoryLedger:
     @property
     def held_bytes(self) -> int:
         return self._books.held_bytes
+
+    async def lost(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def create(self, record: CallRecord) -> Creation:
         return self._books.create(record)

@@ -54,6 +54,9 @@ class SqliteLedger:
     def held_bytes(self) -> int:
         return self._store.books.held_bytes
 
+    async def lost(self) -> str:
+        return await self._commits.lost()
+
     async def create(self, record: CallRecord) -> Creation:
         if self._commits.waiting >= MAX_WAITING:
             return Full(f"the ledger's disk is behind with {self._commits.waiting} steps: send the call again later")

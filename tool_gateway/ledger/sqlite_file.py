@@ -262,7 +262,7 @@ def _make(folder: Path, path: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             # Never opened where it exists: closing a file lets go of every lock that the process has on it.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             if not path.is_file():
                 raise NodeError(f"gateway.data_dir: {path} is not a file: move it away", EXIT_USAGE) from None
@@ -278,6 +278,8 @@ def _make(folder: Path, path: Path) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """A file that was made is there after a power cut, too."""
+    if os.name != "posix":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

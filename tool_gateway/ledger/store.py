@@ -70,6 +70,10 @@ class LedgerStore(Protocol):
     @property
     def durability(self) -> tool_pb2.Durability: ...
 
+    async def lost(self) -> str:
+        """Returns if the store is lost for good, with the reason; else waits."""
+        ...
+
     async def create(self, record: CallRecord) -> Creation:
         """Put the record in unless the key exists; raise the trajectory's owner generation to the record's."""
         ...

@@ -16,6 +16,7 @@ from gateway_world import World, call, client, free_port, until
 from node_runtime.grpc_channel import open_channel
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.client import CallOptions, Earlier, Result
+from tool_gateway.client.types import Notice
 
 pytestmark = pytest.mark.integration
 
@@ -75,11 +76,16 @@ async def test_a_finished_result_is_given_by_the_ledger_alone(world: World) -> N
     proxy = await world.proxy(gateway.address)
     async with client(proxy.address) as gw:
         keys = [f"run/t/0/0/{n}" for n in range(10)]
+        notices: list[Notice] = []
         calls = [
-            asyncio.create_task(call(gw, key, tool="pay", text=key, bytes=n * 70_000, seconds=0.5))
+            asyncio.create_task(
+                call(gw, key, tool="pay", on_event=notices.append, text=key, bytes=n * 70_000, seconds=0.5)
+            )
             for n, key in enumerate(keys)
         ]
         await world.until_started(keys)
+        promised = {told.durability for told in notices if isinstance(told, gateway_pb2.ServerFrame.Accepted)}
+        assert promised == {tool_pb2.DURABILITY_PROCESS}
         proxy.refuse = True
         proxy.cut()
         for key in keys:

@@ -158,7 +158,7 @@ async def refusal(folder: Path) -> NodeError:
 
 
 async def test_folder_and_file_are_their_owners_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "data"
+    folder = tmp_path / "deep #1?" / "data"
     async with opened(folder) as ledger:
         await ledger.create(record())
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
@@ -332,6 +332,35 @@ async def test_a_fault_of_ours_in_one_step_is_its_callers_alone(tmp_path: Path) 
 
 def on_disk(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+async def test_a_thread_that_ends_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        lost = asyncio.create_task(ledger.lost())
+
+        def fail() -> None:
+            raise SystemExit("as a fault of the interpreter would")
+
+        told = await asyncio.gather(
+            ledger._commits.do(fail), ledger.create(record()), ledger.load(record().key), return_exceptions=True
+        )
+        assert [type(answer) for answer in told] == [LedgerUnavailable] * 3
+        assert "SystemExit" in await lost
+        with pytest.raises(LedgerUnavailable, match="its thread ended with SystemExit"):
+            await ledger.sweep(0.0)
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "durability", "pragma"),
+    [("normal", tool_pb2.DURABILITY_PROCESS, 1), ("full", tool_pb2.DURABILITY_HOST, 2)],
+)
+async def test_what_is_promised_is_what_sqlite_is_asked_for(
+    tmp_path: Path, synchronous: str, durability: tool_pb2.Durability, pragma: int
+) -> None:
+    async with opened(tmp_path, synchronous=synchronous) as ledger:
+        assert ledger.durability == durability
+        assert await on_thread(ledger, lambda db: db.execute("PRAGMA synchronous").fetchone()) == (pragma,)
+        assert await on_thread(ledger, lambda db: db.execute("PRAGMA journal_mode").fetchone()) == ("wal",)
 
 
 async def test_the_file_does_not_outgrow_what_is_held(tmp_path: Path) -> None:
