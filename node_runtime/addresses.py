@@ -50,6 +50,11 @@ def is_host(host: str) -> bool:
     return len(host) <= 253 and all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split("."))
 
 
+def reached_at(host: str) -> str:
+    """Where this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 def is_unix(address: str) -> bool:
     return address.startswith(("unix:", "unix-abstract:"))
 

@@ -18,6 +18,7 @@ from typing import Any
 from fermata_cli import proc
 from fermata_cli.cluster.plan import ProcessSpec
 from fermata_cli.text import printable
+from node_runtime import addresses
 from node_runtime.errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 
 _LEFTOVERS_S = 3.0
@@ -29,8 +30,9 @@ _LINE_BYTES = 1 << 20
 class Child:
     """Made by `start`. `ready` is what its ready line said; `ended` is done once the process has ended."""
 
-    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, log: Path, host: str) -> None:
         self.spec = spec
+        self.host = host
         self.log = log
         self.ready: Mapping[str, Any] = {}
         self._process = process
@@ -39,8 +41,13 @@ class Child:
         self.stopping = False
 
     @classmethod
-    async def start(cls, spec: ProcessSpec, command: list[str], log: Path, env: Mapping[str, str]) -> Child:
-        """Call in the main thread: the kernel ends the process when the thread that started it ends."""
+    async def start(
+        cls, spec: ProcessSpec, command: list[str], log: Path, env: Mapping[str, str], host: str = "127.0.0.1"
+    ) -> Child:
+        """Call in the main thread: the kernel ends the process when the thread that started it ends.
+
+        `host`: what its settings tell it to listen on.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -52,7 +59,7 @@ class Child:
                 process_group=0,
                 limit=_LINE_BYTES,
             )
-        return cls(spec, process, log)
+        return cls(spec, process, log, host)
 
     @property
     def pid(self) -> int:
@@ -60,7 +67,8 @@ class Child:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.ready['port']}"
+        """Where this machine reaches it."""
+        return addresses.join(addresses.reached_at(self.host), self.ready["port"])
 
     @property
     def metrics_port(self) -> int | None:

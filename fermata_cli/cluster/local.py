@@ -21,6 +21,7 @@ from fermata_cli.cluster.plan import ProcessSpec, Role
 from fermata_cli.cluster.settings import ClusterSettings
 from fermata_cli.report.files import write_json
 from fermata_cli.text import printable
+from node_runtime import addresses
 from node_runtime.errors import EXIT_OK, EXIT_USAGE, NodeError
 from node_runtime.runtime_settings import RuntimeSettings
 from tool_gateway.client import ToolGateway
@@ -44,10 +45,11 @@ class LocalCluster:
         bound: str | None,
         say: Callable[[str], None],
         by_role: Mapping[Role, Sequence[str]] | None = None,
+        hosts: Mapping[Role, str] | None = None,
     ) -> None:
         """`tools`: those the tasks name, each with the place of a task that does; they must be served before an
         engine starts. `bound`: as in `plan.rollout_nodes`. `say` gets sentences. `by_role`: settings that differ
-        between roles."""
+        between roles. `hosts`: what a role listens on where that is not 127.0.0.1."""
         self._settings = settings
         self._runtime = runtime
         self._config = config
@@ -56,6 +58,7 @@ class LocalCluster:
         self._bound = bound
         self._say = say
         self._by_role = dict(by_role or {})
+        self._hosts = dict(hosts or {})
         self._children: dict[str, Child] = {}  # by name, in the order started
         self._restarts: dict[str, int] = {}
         # What the processes set for themselves is all in the file: a variable must not come in between.
@@ -91,8 +94,8 @@ class LocalCluster:
             prometheus_files.write_config(self._run_dir, self._runtime)
         backends = await self._start_all(plan.backends(settings))
         self._check_tools({tool for child in backends for tool in child.ready.get("tools", ())})
-        addresses = [(child.spec.group, child.address) for child in backends]
-        (gateway,) = await self._start_all([plan.gateway(settings, addresses)])
+        served = [(child.spec.group, child.address) for child in backends]
+        (gateway,) = await self._start_all([plan.gateway(settings, served)])
         self.waiting_for = "waiting for the gateway to serve what the backends have"
         await self._unless_death(self._tools_are_served(gateway.address))
         self._say(
@@ -117,7 +120,7 @@ class LocalCluster:
     async def _spawn(self, spec: ProcessSpec, extra: Sequence[str] = ()) -> Child:
         command = spec.command(self._config, os.getpid(), [*self._by_role.get(spec.role, ()), *extra])
         log = self._run_dir / "logs" / f"{spec.name}.log"
-        child = await Child.start(spec, command, log, self._env)
+        child = await Child.start(spec, command, log, self._env, self._hosts.get(spec.role, "127.0.0.1"))
         self._children[spec.name] = child
         if self._settings.bind_cores and spec.role is Role.TRAINER:
             self._keep_off_engines(child)
@@ -179,16 +182,21 @@ class LocalCluster:
     def _write_targets(self) -> None:
         """What Prometheus is to scrape: whoever is up, at this moment."""
         if self._runtime.metrics_port is not None:
-            up = [child for child in self.children if child.metrics_port and not child.ended.done()]
+            up = [child for child in self.children if not child.ended.done()]
             prometheus_files.write_targets(
                 self._run_dir,
-                [(child.spec.role, child.spec.name, f"127.0.0.1:{child.metrics_port}") for child in up],
+                [(child.spec.role, child.spec.name, at) for child in up if (at := self._metrics_address(child))],
             )
 
     def metrics_url(self, child: Child) -> str | None:
         """None while it has no metrics to show."""
         scheme = "https" if self._runtime.metrics_tls else "http"
-        return f"{scheme}://127.0.0.1:{child.metrics_port}/metrics" if child.metrics_port else None
+        address = self._metrics_address(child)
+        return f"{scheme}://{address}/metrics" if address else None
+
+    def _metrics_address(self, child: Child) -> str | None:
+        port = child.metrics_port
+        return addresses.join(addresses.reached_at(self._runtime.metrics_host), port) if port else None
 
     # -- watch ------------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ class DemoRun:
                 bound=self._settings.bound_cores,
                 say=self._show.say,
                 by_role=self._settings.identity.overrides if self._settings.identity else None,
+                hosts=self._settings.hosts,
             )
             async with asyncio.TaskGroup() as tasks:
                 observing = tasks.create_task(self._observe(cluster), name="observe")

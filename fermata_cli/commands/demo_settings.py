@@ -17,6 +17,7 @@ import yaml
 
 from fermata_cli import demo
 from fermata_cli.cluster.identity import ClusterIdentity
+from fermata_cli.cluster.plan import Role
 from fermata_cli.cluster.settings import ClusterSettings
 from fermata_cli.schema import ALL_SECTIONS
 from node_runtime.errors import EXIT_USAGE, NodeError
@@ -24,6 +25,8 @@ from node_runtime.runtime_settings import RuntimeSettings
 from node_runtime.settings import Section, dump, load
 from node_runtime.settings.sources import ENV_CONFIG, Merged, merge_sources
 from rollout_node.settings import RolloutSettings
+from tool_backend.settings import BackendSettings
+from tool_gateway.settings import GatewaySettings
 from trainer_node.settings import TrainerSettings
 from trainer_node.tasks import Task, load_tasks
 
@@ -76,6 +79,15 @@ class DemoSettings:
         section = self._sections[name]
         assert isinstance(section, kind)
         return section
+
+    @property
+    def hosts(self) -> dict[Role, str]:
+        """What each role listens on."""
+        return {
+            Role.BACKEND: self._section("backend", BackendSettings).host,
+            Role.GATEWAY: self._section("gateway", GatewaySettings).host,
+            Role.ROLLOUT: self.rollout.host,
+        }
 
     @property
     def _task_files(self) -> list[Path]:

@@ -33,5 +33,12 @@ def serving_cluster(
     config = run_dir / "fermata.yaml"
     settings.write(config)
     return LocalCluster(
-        settings.cluster, settings.runtime, config, run_dir, tools=tools, bound=settings.bound_cores, say=say
+        settings.cluster,
+        settings.runtime,
+        config,
+        run_dir,
+        tools=tools,
+        bound=settings.bound_cores,
+        say=say,
+        hosts=settings.hosts,
     )

@@ -94,14 +94,20 @@ def test_ctrl_c_while_it_starts_leaves_nothing(phase: str, tmp_path: Path) -> No
     assert json.loads((tmp_path / "demo" / "summary.json").read_text())["outcome"] == "interrupted"
 
 
-def test_a_cluster_with_tls_lets_its_own_in(tmp_path: Path) -> None:
+def test_a_cluster_with_tls_lets_its_own_in_wherever_it_listens(tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
-    flags = ("--runs", str(tmp_path), "--tls", *sets("runtime.metrics_tls=true"))
+    hosts = ("backend.host=::1", "gateway.host=localhost", "runtime.metrics_host=0.0.0.0")
+    flags = ("--runs", str(tmp_path), "--tls", *sets("runtime.metrics_tls=true", *hosts))
     with Fermata("demo", *flags, folder=tmp_path) as command:
         command.until_said("starting the engine", 60)
         rows = cluster_of(run_dir)
+        targets = json.loads((run_dir / "targets.json").read_text())
+        assert {f"https://{target['targets'][0]}/metrics" for target in targets} == {
+            row["metrics"] for row in rows.values()
+        }
         for row in rows.values():
-            assert row["metrics"].startswith("https://")
+            assert row["address"].startswith("localhost:" if row["role"] == "gateway" else "[::1]:")
+            assert row["metrics"].startswith("https://127.0.0.1:")
             assert scrape(row["metrics"], run_dir / "tls" / "ca.pem"), row["name"]
             assert scrape(row["metrics"]) == []  # nobody else's authority vouches for it
         ask = ("tools", "call", "calculator", '{"expression": "12*34"}', "--gateway", rows["gateway"]["address"])
