@@ -75,7 +75,7 @@ def _numbered(value: str, gpus: Sequence[Gpu | None]) -> list[Gpu | MigDevice | 
     """Up to the first entry that is no index of a GPU; nothing where one is given twice."""
     indices: list[int] = []
     for entry in value.split(","):
-        digits = re.match(r"[+-]?\d+", entry.strip())
+        digits = re.match(r"[+-]?[0-9]{1,18}", entry.strip())  # of more, the first are too many GPUs already
         index = int(digits.group()) if digits else -1
         if index in indices:
             return []

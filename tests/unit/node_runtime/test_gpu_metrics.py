@@ -17,7 +17,8 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-from node_runtime.gpu_metrics import GpuMetrics, LatestReadings
+from fermata_cli.cluster.prometheus_files import SCRAPE_S
+from node_runtime.gpu_metrics import WAIT_S, GpuMetrics, LatestReadings
 from node_runtime.gpu_nvml import RETRY_S, NvmlReader, Reading
 from tests.support.nvml import A100_MIG, HANG, TWO_H100, Playback, Recording, error, load
 
@@ -395,6 +396,11 @@ def test_a_call_that_hangs_holds_one_thread_and_no_scrape(
         assert time.monotonic() < deadline, "the GPUs did not come back"
     assert len(series) == 8
     assert said() == [("INFO", "NVML answers again")]
+
+
+def test_two_scrapes_behind_one_another_fit_into_the_time_that_a_local_prometheus_gives_one() -> None:
+    """It scrapes every SCRAPE_S and waits no longer; the live view looks too, and pages are made one by one."""
+    assert 2 * WAIT_S <= SCRAPE_S
 
 
 def test_the_end_does_not_wait_for_a_call_that_hangs(nvml: Playback, open_page: Callable[[float], Page]) -> None:

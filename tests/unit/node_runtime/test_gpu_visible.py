@@ -32,6 +32,8 @@ NEW, OLD = 570, 550
         ("-1", []),
         ("NoDevFiles", []),
         ("none", []),
+        ("1" * 5000, []),
+        ("\N{ARABIC-INDIC DIGIT ONE}", []),
         ("0,2,-1,1", [A, C]),  # the guide's own example
         ("0,7,1", [A]),
         ("0,,1", [A]),
