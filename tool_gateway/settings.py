@@ -17,8 +17,6 @@ from node_runtime.settings import Section
 
 _LONGEST_S: Final = 30 * 86_400.0
 """Longest time a setting may name: each fits into the messages and timers that it reaches."""
-_LONGEST_NAME: Final = 253
-_LONGEST_LABEL: Final = 63
 
 
 class PoolSettings(Section):
@@ -60,12 +58,6 @@ class PoolSettings(Section):
             raise ValueError(str(error)) from None
         if is_unix(dns) or _is_number(host):
             raise ValueError(f"names {dns!r}, which is no name to look up: write it under addresses")
-        labels = host.rstrip(".").split(".")
-        if len(host) > _LONGEST_NAME or not all(0 < len(label) <= _LONGEST_LABEL for label in labels):
-            raise ValueError(
-                f"has a name that DNS cannot hold: its parts have 1 to {_LONGEST_LABEL} characters, the whole at most "
-                f"{_LONGEST_NAME}"
-            )
         return dns
 
     @model_validator(mode="after")

@@ -220,9 +220,7 @@ def test_any_form_that_is_asked_for_gets_the_page(asked: bytes, form: bytes, cap
     assert capfd.readouterr().err == ""
 
 
-def test_a_collector_that_fails_is_told_once(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_collector_that_fails_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Collector):
         broken = True
 
@@ -234,6 +232,7 @@ def test_a_collector_that_fails_is_told_once(
                 raise RuntimeError("no such table")
             return []
 
+    caplog.set_level("ERROR")
     collector = Failing()
     prometheus_client.REGISTRY.register(collector)
     try:
@@ -249,7 +248,6 @@ def test_a_collector_that_fails_is_told_once(
             assert caplog.text.count("the metrics cannot be collected") == 2
     finally:
         prometheus_client.REGISTRY.unregister(collector)
-    assert "wsgiref" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

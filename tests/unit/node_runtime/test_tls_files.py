@@ -167,6 +167,7 @@ async def test_certificates_out_of_their_time(
         authority.issue("later", begins=DAY, ends=2 * DAY),
     )
     good = authority.issue("good")
+    caplog.set_level("WARNING")
     (told,) = refused(settings(over), [users(settings(over))[0], users(settings(over))[2]])
     assert told.startswith(f"runtime.tls.cert_file: the certificate in {over.cert} expired on 20")
     assert told.endswith(" UTC, and no client trusts it: name a renewed one")
