@@ -63,6 +63,8 @@ QUANTITY: Schema = {
     "pattern": "^[0-9]+(\\.[0-9]*)?([eE][+-]?[0-9]+|[EPTGMk]|[EPTGMK]i|[num])?$",
     "minimum": 0,
 }
+# Helm reckons with floats: beyond this a whole number would become another one.
+LARGEST_WHOLE = 2**53
 # Nothing, or nothing more, without these: a null stands for empty.
 MAY_BE_TAKEN_AWAY = frozenset(
     {"resources", "topologySpreadConstraints", "podSecurityContext", "securityContext", "tools"}
@@ -170,6 +172,8 @@ def _partial(node: Any, known: Schema, *, in_list: bool) -> Any:
             schema |= {key: value} if in_list else {}
         elif key not in ("title", "$defs", "format", "default"):
             schema[key] = _partial(value, known, in_list=in_list)
+    if schema.get("type") == "integer" and not {"maximum", "exclusiveMaximum"} & schema.keys():
+        schema["maximum"] = LARGEST_WHOLE
     return schema
 
 

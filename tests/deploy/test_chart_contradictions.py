@@ -287,6 +287,22 @@ OF_PODS: list[tuple[dict[str, Any], str]] = [
         "them",
     ),
     (
+        {
+            "config": {"trainer": {"run_dir": "/runs"}},
+            "trainer": {
+                "extraVolumes": [{"name": "r", "emptyDir": {}}],
+                "extraVolumeMounts": [{**RUNS, "readOnly": True}],
+            },
+        },
+        "config.trainer.run_dir is /runs, which no volume holds that can be written to: name a folder below "
+        "/var/lib/fermata, or mount one with extraVolumeMounts",
+    ),
+    (
+        {"rollout": {"shmSize": "8Gi", "resources": {"limits": {"memory": "8500M"}}}},
+        "rollout.shmSize is 8Gi and resources.limits.memory 8500M: what lies in /dev/shm counts as memory, so make the "
+        "limit larger",
+    ),
+    (
         {"trainer": {"shmSize": "64Gi"}},
         "trainer.shmSize is 64Gi and resources.limits.memory 64Gi: what lies in /dev/shm counts as memory, so make the "
         "limit larger",
@@ -300,6 +316,7 @@ OF_PODS: list[tuple[dict[str, Any], str]] = [
 TAKEN: list[dict[str, Any]] = [
     {"gateway": {"resources": {"limits": {"memory": None}}}},
     {"rollout": {"shmSize": "8Gi", "resources": {"limits": {"memory": "8.5Gi"}}}},
+    {"rollout": {"shmSize": "8500M", "resources": {"limits": {"memory": "8Gi"}}}},
     {"rollout": {"shmSize": "8G", "resources": {"limits": {"memory": "8000000001000m"}}}},
     {"rollout": {"shmSize": "8000M", "resources": {"limits": {"memory": "9e9"}}}},
     {"config": {"gateway": {"data_dir": "ledger", "ledger": {"max_bytes": 4 << 30}}}},

@@ -30,6 +30,8 @@ def test_large_numbers_stay_whole() -> None:
     documents = render({"gateway": {"replicas": 1_000_000}, "toolDefaults": {"replicas": 2_000_000}})
     check(documents)
     assert workloads(documents)["gateway"]["spec"]["replicas"] == 1_000_000
+    documents = render({"config": {"trainer": {"seed": 2**53 - 1}}})
+    assert f"seed: {2**53 - 1}\n" in settings_text(documents, "trainer")
     documents = render({"config": {"gateway": {"ledger": {"max_bytes": 123_456_789}}}})
     assert "max_bytes: 123456789\n" in settings_text(documents, "gateway")
 

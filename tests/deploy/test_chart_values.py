@@ -46,6 +46,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"config": {"runtime": {"metrics_port": 0}}}, r"'/config/runtime/metrics_port': minimum: got 0, want 1"),
     ({"config": {"runtime": {"metrics_port": None}}}, r"'/config/runtime': missing property 'metrics_port'"),
     ({"config": {"gateway": None}}, r"'/config': missing property 'gateway'"),
+    ({"config": {"trainer": {"seed": 2**53 + 3}}}, r"'/config/trainer/seed': maximum: got 9.007199254740996"),
     ({"tools": [{"tools": ["calculator"]}]}, r"'/tools/0': missing property 'name'"),
     ({"tools": [{"name": "A_b", "tools": ["calculator"]}]}, r"'/tools/0/name': 'A_b' does not match pattern"),
     ({"tools": [{"name": "a", "probe": "exec"}]}, r"'/tools/0/probe': value must be one of 'http', 'grpc', 'tcp'"),
