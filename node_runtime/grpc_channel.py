@@ -31,7 +31,7 @@ def error_sentence(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details() or 'no detail'}"
 
 
-_CUT_OFF: Final = ("handshake", "verification", "socket closed", "reset by peer")
+_CUT_OFF: Final = ("handshake", "verification", "socket closed", "reset by peer", "failed parsing http/2")
 
 
 async def told_error(
@@ -92,7 +92,7 @@ async def wait_ready(
     """Returns once the peer answers a health check in any way (its loop is alive, not just its socket).
 
     While it does not, `on_wait` is given a sentence after the first second and then every `every_s`. Raises NodeError
-    (EXIT_UNAVAILABLE) after `timeout_s` with the last reason, and at once where TLS keeps us out.
+    (EXIT_UNAVAILABLE) after `timeout_s` with the last reason, and at once where TLS keeps us out or no gRPC is spoken.
     """
     check = channel.unary_unary(
         _HEALTH_CHECK,

@@ -1,7 +1,7 @@
 """The one gRPC server of a process: TLS, tokens, health, reflection and a bounded stop.
 
 Invariant: a port belongs to one process (no SO_REUSEPORT); a service is SERVING only between start() and stop();
-without an accepted token nothing but health answers.
+without an accepted token nothing but a health check answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from node_runtime.logs import get_logger
 from node_runtime.runtime_settings import RuntimeSettings
 
 _TELL_EVERY_S: Final = 30.0
-_OPEN_SERVICES: Final = ("/grpc.health.v1.Health/",)
+_OPEN: Final = "/grpc.health.v1.Health/Check"  # and not Watch, which holds memory for as long as it is open
 
 log = get_logger("node_runtime.grpc_server")
 
@@ -42,7 +42,7 @@ class _TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        if handler_call_details.method.startswith(_OPEN_SERVICES):
+        if handler_call_details.method == _OPEN:
             return await continuation(handler_call_details)
         shown = dict(handler_call_details.invocation_metadata or ()).get("authorization")
         refusal = self._check.refusal(shown)

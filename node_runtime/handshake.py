@@ -1,4 +1,4 @@
-"""Why no TLS connection comes about: asked of the peer itself, as gRPC says "Socket closed" whatever the reason.
+"""Why no connection comes about: asked of the peer itself, as gRPC says "Socket closed" whatever the reason.
 
 Invariant: a sentence is given only where the peer is there and says so; who is down, slow or restarting is not judged.
 """
@@ -29,7 +29,7 @@ _MISMATCH: Final = (62, 64)
 async def refusal(
     address: str, runtime: RuntimeSettings, server_name: str | None = None, *, within_s: float = _ASK_S
 ) -> str | None:
-    """What would be right, where TLS is what keeps us from `address`; else None.
+    """What would be right, where TLS or another protocol is what keeps us from `address`; else None.
 
     `server_name`: as of `open_channel`.
     """
@@ -53,7 +53,10 @@ async def _ask_plain(address: str) -> str | None:
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         async with _connection(address) as (reader, writer):
             writer.write(_GREETING)
-            if (await reader.readexactly(9))[3:4] == _SETTINGS:
+            answer = await reader.readexactly(9)
+            if answer.startswith((b"HTTP/1", b"<")):
+                return f"{address} speaks HTTP/1 and no gRPC: correct the address, which may be that of a metrics port"
+            if answer[3:4] == _SETTINGS:
                 return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -230,10 +230,14 @@ async def test_tokens_on_unary_and_stream(authority: Authority, tmp_path: Path, 
                 assert code == grpc.StatusCode.UNAUTHENTICATED
                 assert told in details
                 assert "tokeN" not in details
-            # Health stays open: probes carry no token.
+            # The check stays open: probes carry no token. A watch would hold memory, for anybody.
             async with open_channel(address, runtime) as channel:
-                answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+                health = health_pb2_grpc.HealthStub(channel)
+                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=10)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
+                with pytest.raises(grpc.aio.AioRpcError) as watched:
+                    await health.Watch(health_pb2.HealthCheckRequest(), timeout=10).read()
+                assert watched.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_own_metadata_goes_beside_the_token(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from node_runtime.errors import EXIT_UNAVAILABLE, EXIT_USAGE, NodeError
 from node_runtime.grpc_channel import open_channel, wait_ready
 from node_runtime.grpc_server import NodeServer
 from node_runtime.handshake import refusal
+from node_runtime.metrics import start_metrics, stop_metrics
 from node_runtime.runtime_settings import RuntimeSettings, TlsSettings
 
 DAY = datetime.timedelta(days=1)
@@ -250,6 +251,14 @@ async def test_a_server_of_the_web_is_no_gateway(authority: Authority) -> None:
                 context.set_alpn_protocols(protocols)
             told = await refusal(address, settings(None, authority))
             assert told == f"{address} speaks TLS and no HTTP/2, which gRPC needs: correct the address"
+    port = start_metrics(RuntimeSettings(metrics_port=0))
+    try:
+        with pytest.raises(
+            NodeError, match=f"127.0.0.1:{port} speaks HTTP/1 and no gRPC: correct the address, which may"
+        ):
+            await reach(f"127.0.0.1:{port}", settings())
+    finally:
+        await asyncio.to_thread(stop_metrics, port)
 
 
 async def test_who_cannot_be_judged_is_not(authority: Authority, tmp_path: Path) -> None:
