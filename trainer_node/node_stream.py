@@ -126,6 +126,8 @@ class NodeStream:
                 await asyncio.gather(writer, return_exceptions=True)
             self._drained.set()
         welcomed, self._welcomed = self._welcomed, False
+        if refused and reason != self.why_not:  # others may serve the run, and then nobody else would tell it
+            log.warning("a rollout node does not let this trainer in", address=self.address, reason=reason)
         self.why_not, self.refused = reason, refused
         self._listener.on_broken(self.address, reason)
         return welcomed

@@ -437,6 +437,28 @@ async def test_nodes_that_all_refuse_the_trainer_are_not_waited_for(tmp_path):
     assert all(f"{address} refuses this process: no token was sent" in str(refused.value) for address in addresses)
 
 
+async def test_a_node_that_refuses_the_trainer_is_told_once_while_another_serves(tmp_path, caplog):
+    caplog.set_level("WARNING")
+    write_secret(tmp_path / "token", b"of-the-node\n")
+    refusing = NodeServer(RuntimeSettings(tokens=TokenSettings(accept_file=tmp_path / "token")))
+    serving = ScriptedNode(answer_at_once)
+    addresses = [f"127.0.0.1:{await refusing.start()}", await serving.start()]
+    dispatcher = Dispatcher(addresses, DispatchSettings(**QUICK), RuntimeSettings(), run_id="run")
+    try:
+        async with beside(dispatcher.serve()), asyncio.timeout(30):
+            await dispatcher.wait_for_nodes(20, lambda sentence: None)
+            while "does not let this trainer in" not in caplog.text:
+                await dispatcher._next_change(0.1)
+            for _ in range(10):  # it is tried again and again
+                await dispatcher._next_change(0.1)
+    finally:
+        await refusing.stop(0)
+        await serving.kill()
+    told = [line for line in caplog.text.splitlines() if "does not let this trainer in" in line]
+    assert len(told) == 1
+    assert addresses[0] in told[0]
+
+
 async def test_a_node_that_comes_up_later_is_waited_for():
     node = ScriptedNode(answer_at_once)
     address = await node.start()
