@@ -7,6 +7,7 @@ Nothing is written, and no error holds what stands in a file.
 from __future__ import annotations
 
 import datetime
+import functools
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +62,18 @@ def read_file(path: Path, setting: str) -> bytes:
 def read_authorities(path: Path, setting: str = "runtime.tls.ca_file") -> bytes:
     """Certificates of authorities, one or many. Raises NodeError (EXIT_USAGE)."""
     data = _read_pem(path, setting, b"CERTIFICATE")
+    if not _are_certificates(data):
+        raise NodeError(f"{setting}: {_damaged(path, 'certificate')}", EXIT_USAGE)
+    return data
+
+
+@functools.lru_cache(maxsize=4)  # a system's bundle takes 20 ms, and a pool may open hundreds of channels at once
+def _are_certificates(data: bytes) -> bool:
     try:  # what stands between the certificates is nobody's business
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode("ascii", "ignore"))
     except ssl.SSLError:
-        raise NodeError(f"{setting}: {_damaged(path, 'certificate')}", EXIT_USAGE) from None
-    return data
+        return False
+    return True
 
 
 def read_chain(cert_file: Path, key_file: Path) -> Chain:
