@@ -115,7 +115,7 @@ class Child:
         lines = tail(self.log)
         prefix = f"{self.spec.arguments[0]}: "
         said = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-        words = said[-3:] or lines[-5:]
+        words = list(dict.fromkeys(said))[-3:] or lines[-5:]  # one started again has those of the last one before it
         return "".join(f": {word}" if at == 0 else f"\n  {word}" for at, word in enumerate(words))
 
     async def stop(self, grace_s: float) -> bool:

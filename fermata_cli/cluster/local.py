@@ -61,6 +61,7 @@ class LocalCluster:
         self._hosts = dict(hosts or {})
         self._children: dict[str, Child] = {}  # by name, in the order started
         self._restarts: dict[str, int] = {}
+        self._ports: dict[str, list[str]] = {}  # of those started again, as settings
         # What the processes set for themselves is all in the file: a variable must not come in between.
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("FERMATA_")}
         self._cores = cores.available_cores()
@@ -220,11 +221,7 @@ class LocalCluster:
         if used < spec.restarts:
             self._restarts[spec.name] = used + 1
             self._say(f"{death}: starting it again ({used + 1} of {spec.restarts})")
-            # The same ports: its clients look for it where it was.
-            same = [f"gateway.port={child.ready['port']}"]
-            if child.metrics_port:
-                same.append(f"runtime.metrics_port={child.metrics_port}")
-            again = await self._spawn(spec, same)
+            again = await self._spawn(spec, self._same_ports(child))
             try:
                 await again.wait_ready(spec.start_timeout_s)
             except NodeError:
@@ -240,6 +237,15 @@ class LocalCluster:
             self._write_addresses()
             return
         raise death
+
+    def _same_ports(self, child: Child) -> list[str]:
+        """Its clients look for it where it was, also after a restart that never got as far."""
+        if child.ready:
+            same = [f"gateway.port={child.ready['port']}"]
+            if child.metrics_port:
+                same.append(f"runtime.metrics_port={child.metrics_port}")
+            self._ports[child.spec.name] = same
+        return self._ports[child.spec.name]
 
     async def hold(self) -> None:
         """After `run`: watch what is left, for ever."""
