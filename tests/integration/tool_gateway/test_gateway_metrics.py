@@ -21,6 +21,7 @@ async def test_retries_queues_attempts_and_backends_are_told_by_pool(world: Worl
     port = gateway.ready["metrics_port"]
     async with client(gateway.address) as gw:
         await gw.wait_for_tools(["pay"], 10)
+        await until_shown(port, 2, 2, f"{G}backends", pool="pool0", state="serving")
         results = await asyncio.gather(*(call(gw, f"run/t/0/0/{n}", tool="pay", text="x") for n in range(8)))
         refused = sum(result.attempts for result in results) - 8
         assert await value(port, f"{G}retries_total", pool="pool0", reason="OVERLOADED") == refused > 0
