@@ -6,6 +6,7 @@ of its parent or group.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,9 +14,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 T = TypeVar("T")
@@ -104,6 +105,34 @@ def run(*arguments: str, folder: Path, within_s: float = 60, env: dict[str, str]
         code, out = command.finish(within_s)
         assert command.left() == []
         return code, out, command.err
+
+
+@contextlib.contextmanager
+def services() -> Iterator[Callable[..., dict[str, Any]]]:
+    """`start(package, *arguments, log=...)` starts a process and gives its ready line; at the end all are stopped."""
+    stack: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, log: IO[bytes] | int = subprocess.DEVNULL) -> dict[str, Any]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=REPOSITORY,
+            env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"},  # as people start it
+        )
+        stack.append(process)
+        assert process.stdout is not None
+        return json.loads(process.stdout.readline())
+
+    try:
+        yield start
+    finally:
+        for process in stack:
+            process.terminate()
+        for process in stack:
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 def cluster_of(run_dir: Path) -> dict[str, dict[str, Any]]:

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +23,7 @@ from fermata_cli.cluster.identity import ClusterIdentity
 from fermata_cli.cluster.plan import Role
 from node_runtime.errors import EXIT_USAGE, NodeError
 from node_runtime.runtime_settings import RuntimeSettings
-from tests.integration.cluster.processes import REPOSITORY, run, sets
+from tests.integration.cluster.processes import REPOSITORY, run, services, sets
 from tests.integration.tool_gateway.gateway_world import Proxy, until
 from tool_gateway.client import ToolGateway
 
@@ -41,19 +40,6 @@ class World:
     gateway: str
     gateway_log: Path
     backend: str
-
-
-def start(
-    stack: list[subprocess.Popen[bytes]], log: IO[bytes], config: Path, package: str, *arguments: str
-) -> dict[str, Any]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", package, *arguments, "--config", str(config)],
-        stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY,
-        env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"},  # as people start it
-    )  # fmt: skip
-    stack.append(process)
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())
 
 
 def tree(flat: dict[str, Any]) -> dict[str, Any]:
@@ -75,28 +61,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     identity.write()
     config = folder / "fermata.yaml"
     config.write_text(yaml.safe_dump(tree(identity.settings)))
-    stack: list[subprocess.Popen[bytes]] = []
-    log = folder / "gateway.log"
-    try:
-        with log.open("wb") as errors:
-            backend = start(
-                stack, errors, config, "tool_backend", "calculator",
-                *sets("backend.port=0", *identity.overrides[Role.BACKEND]),
-            )  # fmt: skip
-            served = f"127.0.0.1:{backend['port']}"
-            pools = json.dumps([{"name": "all", "addresses": [served]}])
-            ready = start(
-                stack, errors, config, "tool_gateway",
-                *sets("gateway.port=0", f"gateway.pools={pools}", *identity.overrides[Role.GATEWAY]),
-            )  # fmt: skip
+    log, read = folder / "gateway.log", ("--config", str(config))
+    with services() as start, log.open("wb") as errors:
+        flags = sets("backend.port=0", *identity.overrides[Role.BACKEND])
+        backend = start("tool_backend", "calculator", *read, *flags, log=errors)
+        served = f"127.0.0.1:{backend['port']}"
+        pools = json.dumps([{"name": "all", "addresses": [served]}])
+        flags = sets("gateway.port=0", f"gateway.pools={pools}", *identity.overrides[Role.GATEWAY])
+        ready = start("tool_gateway", *read, *flags, log=errors)
         yield World(folder, identity, config, f"127.0.0.1:{ready['port']}", log, served)
-    finally:
-        for process in stack:
-            process.terminate()
-        for process in stack:
-            process.wait(20)
-            assert process.stdout is not None
-            process.stdout.close()
 
 
 def ask(world: World, *settings: str, command: tuple[str, ...] = CALL, config: bool = True) -> tuple[int, str, str]:
@@ -254,23 +227,15 @@ def test_a_rollout_node_that_its_gateway_refuses_says_so_and_ends(world: World) 
 
 def test_a_gateway_that_its_backend_refuses_says_so_once(world: World) -> None:
     _, settings, words = strangers(world)["another authority's certificate"]
-    stack: list[subprocess.Popen[bytes]] = []
     log = world.folder / "refused.log"
     pools = json.dumps([{"name": "all", "addresses": [world.backend]}])
-    try:
-        with log.open("wb") as errors:
-            flags = sets("gateway.port=0", f"gateway.pools={pools}", *settings)
-            ready = start(stack, errors, world.config, "tool_gateway", *flags)
+    with services() as start, log.open("wb") as errors:
+        flags = sets("gateway.port=0", f"gateway.pools={pools}", *settings)
+        ready = start("tool_gateway", "--config", str(world.config), *flags, log=errors)
         asked = dataclasses.replace(world, gateway=f"127.0.0.1:{ready['port']}")
         # It shows the stranger's certificate to clients too, who do not trust it.
         code, _, err = ask(asked, command=LIST)
         assert (code, "is not trusted by" in err) == (3, True), err
-    finally:
-        for process in stack:
-            process.terminate()
-            process.wait(20)
-            assert process.stdout is not None
-            process.stdout.close()
     told = [line for line in log.read_text().splitlines() if words in line]
     assert len(told) == 1
     assert world.backend in told[0]

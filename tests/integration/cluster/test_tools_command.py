@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.cluster.processes import REPOSITORY, run
+from tests.integration.cluster.processes import run, services
 
 pytestmark = pytest.mark.integration
 ODD = "tests.integration.cluster.odd_tools"
 
 
-def started(stack: list[subprocess.Popen[bytes]], *arguments: str) -> dict[str, Any]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=REPOSITORY
-    )
-    stack.append(process)
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())
-
-
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[str]:
-    stack: list[subprocess.Popen[bytes]] = []
-    try:
+    with services() as start:
         names = [f"{ODD}:{name}" for name in ("raises", "hangs", "rubbish")]
-        backend = started(stack, "tool_backend", "calculator", *names, "--set", "backend.port=0")
+        backend = start("tool_backend", "calculator", *names, "--set", "backend.port=0")
         pools = json.dumps([{"name": "all", "addresses": [f"127.0.0.1:{backend['port']}"]}])
-        ready = started(stack, "tool_gateway", "--set", "gateway.port=0", "--set", f"gateway.pools={pools}")
+        ready = start("tool_gateway", "--set", "gateway.port=0", "--set", f"gateway.pools={pools}")
         yield f"127.0.0.1:{ready['port']}"
-    finally:
-        for process in stack:
-            process.terminate()
-        for process in stack:
-            process.wait(20)
-            assert process.stdout is not None
-            process.stdout.close()
 
 
 def test_output_is_all_of_stdout(gateway: str, tmp_path: Path) -> None:
